@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -552,15 +553,15 @@ func TestConnectionsBeyondTheLimitAreToldSo(t *testing.T) {
 // A bug in one connection's goroutine must not end the process.
 func TestAPanicEndsOneConnectionOnly(t *testing.T) {
 	r := newRig(t, serveHTTP(t, func(w http.ResponseWriter, _ *http.Request) {}))
-	good := *r.settings()
-	bad := good
-	bad.ingest = nil // a nil dereference on the request path
-	bad.router = nil
-	r.cfg.Store(&bad)
+	var once sync.Once
+	sink := r.Gate.Sink
+	r.Gate.Sink = func(o *classifier.Observation) {
+		once.Do(func() { panic("a bug") })
+		sink(o)
+	}
 	c := r.dial()
 	c.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-	c.rest()
-	r.cfg.Store(&good)
+	c.rest() // ends, since the connection is closed
 	c = r.dial()
 	c.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n")
 	if head := c.head(); !strings.HasPrefix(head, "HTTP/1.1 200") {
