@@ -19,7 +19,7 @@ const traceparentLen = len("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331
 // begins here, and tracestate, which may then not be passed on, is ignored.
 // Several tracestate fields are to be joined by commas first.
 func ReadTraceparent(o *classifier.Observation, traceparent, tracestate []byte) (ok bool) {
-	b := trim(traceparent)
+	b := trimSpace(traceparent)
 	if len(b) < traceparentLen || b[2] != '-' || b[35] != '-' || b[52] != '-' {
 		return false
 	}
@@ -62,7 +62,7 @@ const (
 // dropped whole, as the standard asks. A list past 512 bytes loses its members
 // of more than 128 bytes first, then those at the right, the oldest.
 func readTraceState(b []byte) string {
-	b = trim(b)
+	b = trimSpace(b)
 	if len(b) == 0 {
 		return ""
 	}
@@ -151,7 +151,7 @@ type Sampler struct {
 	trustParent bool
 }
 
-const always = 1 << 63
+const keepAll = 1 << 63
 
 // NewSampler returns the sampler that OTEL_TRACES_SAMPLER and
 // OTEL_TRACES_SAMPLER_ARG name; empty is parentbased_always_on. With
@@ -164,16 +164,16 @@ func NewSampler(name, arg string, trustParent bool) (*Sampler, error) {
 		if parentBased {
 			return nil, unknownSampler(name)
 		}
-		s.root, s.parentBased = always, true
+		s.root, s.parentBased = keepAll, true
 	case "always_on":
-		s.root = always
+		s.root = keepAll
 	case "always_off":
 	case "traceidratio":
 		ratio, err := parseRatio(arg)
 		if err != nil {
 			return nil, err
 		}
-		s.root = uint64(ratio * always)
+		s.root = uint64(ratio * keepAll)
 	default:
 		return nil, unknownSampler(name)
 	}

@@ -17,7 +17,7 @@ type Mapping struct {
 	Unit  string `yaml:"unit"`  // ms, s, us or ns; empty: Name is a metric only, in ms as the standard has it
 }
 
-var units = map[string]time.Duration{"s": time.Second, "ms": time.Millisecond, "us": time.Microsecond, "ns": time.Nanosecond}
+var unitNames = map[string]time.Duration{"s": time.Second, "ms": time.Millisecond, "us": time.Microsecond, "ns": time.Nanosecond}
 
 // target is what a mapped name stands for.
 type target struct {
@@ -55,8 +55,8 @@ func NewIngest(m []Mapping) (*Ingest, error) {
 }
 
 func (m Mapping) target() (target, error) {
-	t := target{name: m.Name, total: m.Stage == total, header: m.Unit != "", unit: time.Millisecond}
-	if rest, _ := lowerToken(m.Name); !rest || len(m.Name) >= maxName {
+	t := target{name: m.Name, total: m.Stage == totalName, header: m.Unit != "", unit: time.Millisecond}
+	if !isLowerName(m.Name) {
 		return t, fmt.Errorf("timings: name %q is no header or metric name; use lower-case letters, digits, - and _, at most %d of them", m.Name, maxName-1)
 	}
 	if m.Name == serverTiming {
@@ -67,7 +67,7 @@ func (m Mapping) target() (target, error) {
 		return t, fmt.Errorf("timings: stage %q of %q is unknown; use queue, preprocess, transfer, forward, postprocess, other or total", m.Stage, m.Name)
 	}
 	if t.header {
-		if t.unit, ok = units[m.Unit]; !ok {
+		if t.unit, ok = unitNames[m.Unit]; !ok {
 			return t, fmt.Errorf("timings: unit %q of %q is unknown; use ms, s, us or ns", m.Unit, m.Name)
 		}
 	}
@@ -141,7 +141,7 @@ func (in *Ingest) builtin(o *classifier.Observation, name, value []byte, source 
 	case isName(name, runtimeTime):
 		in.totalHeader(o, value, time.Second)
 	case isName(name, generatedTokens):
-		if f, ok := number(trim(value)); ok && f >= 0 && f <= maxCount {
+		if f, ok := number(trimSpace(value)); ok && f >= 0 && f <= maxCount {
 			o.Tokens = max(o.Tokens, int(f))
 		}
 	}
@@ -151,39 +151,45 @@ func (in *Ingest) builtin(o *classifier.Observation, name, value []byte, source 
 func (in *Ingest) serverTiming(o *classifier.Observation, value []byte, source string) {
 	value, cut := clip(value)
 	var l line
+	l.start(o)
 	for len(value) > 0 {
-		var m metric
-		if m, value = nextMetric(value); len(m.name) == 0 {
-			continue
-		}
-		w, unit := in.word(m.name)
-		if w.name == weirQueue {
-			beginAnew(o, &l)
-		}
-		if !m.hasDur {
-			l.add(&m, w.index, &classifier.Timing{})
-			continue
-		}
-		if w.index == 0 && w.name == "" && len(o.Timings) < maxTimings {
-			w.name = string(m.name[:min(len(m.name), maxName)])
-		}
-		t := classifier.Timing{Name: w.name, Stage: w.stage, Bytes: int64(m.bytes), Count: int(m.n), Synced: m.synced}
-		t.Dur, t.Untrusted = m.duration(unit)
-		l.add(&m, w.index, &t)
-		add(o, t, source)
-		if w.canon == canonTotal {
-			tellTotal(o, &t)
+		var m member
+		if m, value = nextMember(value); len(m.name) > 0 {
+			in.take(o, &l, &m, source)
 		}
 	}
 	l.apply(o)
 	if cut {
-		add(o, classifier.Timing{Name: truncated, Untrusted: true}, source)
+		addTiming(o, classifier.Timing{Name: truncated, Untrusted: true}, source)
 	}
 	dropCopies(o)
 }
 
+// take adds one metric. One without dur is no timing, but its counts stand.
+func (in *Ingest) take(o *classifier.Observation, l *line, m *member, source string) {
+	w, unit := in.word(m.name)
+	if w.name == weirQueue {
+		beginAnew(o, l)
+	}
+	d, untrusted := m.duration(unit)
+	l.add(m, &w, d)
+	if !m.hasDur {
+		return
+	}
+	if w.name == "" && len(o.Timings) < maxTimings {
+		w.name = string(m.name[:min(len(m.name), maxName)])
+	}
+	addTiming(o, classifier.Timing{
+		Name: w.name, Stage: w.stage, Dur: d, Untrusted: untrusted,
+		Bytes: int64(m.bytes), Count: int(m.n), Synced: m.synced,
+	}, source)
+	if w.canon == canonTotal && !untrusted {
+		tellTotal(o)
+	}
+}
+
 // duration is the metric's dur; untrusted and 0 if it is no duration.
-func (m *metric) duration(unit time.Duration) (d time.Duration, untrusted bool) {
+func (m *member) duration(unit time.Duration) (d time.Duration, untrusted bool) {
 	d, ok := toDuration(m.dur, unit)
 	if m.badDur || !ok {
 		return 0, true
@@ -209,7 +215,7 @@ func (in *Ingest) word(name []byte) (w word, unit time.Duration) {
 		if t, ok := in.custom[string(low)]; ok {
 			w = word{name: t.name, stage: t.stage, canon: canonOf[t.stage]}
 			if t.total {
-				w.name, w.canon = total, canonTotal
+				w.name, w.canon = totalName, canonTotal
 			}
 			return w, t.unit
 		}
@@ -230,7 +236,7 @@ func (in *Ingest) mapped(o *classifier.Observation, t target, value []byte, sour
 		return
 	}
 	d, ok := headerDuration(value, t.unit)
-	add(o, classifier.Timing{Name: t.name, Stage: t.stage, Dur: d, Untrusted: !ok}, source)
+	addTiming(o, classifier.Timing{Name: t.name, Stage: t.stage, Dur: d, Untrusted: !ok}, source)
 	dropCopies(o)
 }
 
@@ -244,7 +250,7 @@ func (in *Ingest) stageHeader(o *classifier.Observation, name string, s classifi
 		}
 	}
 	d, ok := headerDuration(value, time.Millisecond)
-	add(o, classifier.Timing{Name: name, Stage: s, Dur: d, Untrusted: !ok}, source)
+	addTiming(o, classifier.Timing{Name: name, Stage: s, Dur: d, Untrusted: !ok}, source)
 }
 
 // dropCopies removes x-*-time timings of stages that another name tells too.
@@ -287,21 +293,18 @@ func (in *Ingest) totalHeader(o *classifier.Observation, value []byte, unit time
 
 // tellTotal takes the total of a Server-Timing field, which wins over totals
 // of other headers; of several the largest is the outermost.
-func tellTotal(o *classifier.Observation, t *classifier.Timing) {
-	if t.Untrusted {
-		return
-	}
+func tellTotal(o *classifier.Observation) {
 	o.ServerTotal = 0
 	for i := range o.Timings {
-		if one := &o.Timings[i]; one.Name == total && !one.Untrusted {
-			o.ServerTotal = max(o.ServerTotal, one.Dur)
+		if t := &o.Timings[i]; t.Name == totalName && !t.Untrusted {
+			o.ServerTotal = max(o.ServerTotal, t.Dur)
 		}
 	}
 }
 
 func toldTotal(o *classifier.Observation) bool {
 	for i := range o.Timings {
-		if o.Timings[i].Name == total && !o.Timings[i].Untrusted {
+		if o.Timings[i].Name == totalName && !o.Timings[i].Untrusted {
 			return true
 		}
 	}
@@ -312,7 +315,7 @@ func toldTotal(o *classifier.Observation) bool {
 // headers have told whose it is.
 func (in *Ingest) holdComputeTime(o *classifier.Observation, value []byte, source string) {
 	if d, ok := headerDuration(value, time.Millisecond); ok {
-		add(o, classifier.Timing{Name: computeTime, Dur: d}, source)
+		addTiming(o, classifier.Timing{Name: computeTime, Dur: d}, source)
 	}
 }
 
@@ -341,9 +344,9 @@ func settleComputeTime(o *classifier.Observation) {
 	o.Timings = slices.DeleteFunc(o.Timings, func(t classifier.Timing) bool { return t.Name == computeTime })
 }
 
-// add appends a timing, up to the limit; the entry past the limit is a mark
+// addTiming appends a timing, up to the limit; the entry past the limit is a mark
 // that more was told.
-func add(o *classifier.Observation, t classifier.Timing, source string) {
+func addTiming(o *classifier.Observation, t classifier.Timing, source string) {
 	if len(o.Timings) > maxTimings {
 		return
 	}
@@ -416,14 +419,14 @@ func (in *Ingest) Untrusted() uint64 {
 }
 
 func headerDuration(value []byte, unit time.Duration) (time.Duration, bool) {
-	f, ok := number(trim(value))
+	f, ok := number(trimSpace(value))
 	if !ok {
 		return 0, false
 	}
 	return toDuration(f, unit)
 }
 
-func trim(b []byte) []byte {
+func trimSpace(b []byte) []byte {
 	b = skipSpace(b)
 	for len(b) > 0 && (b[len(b)-1] == ' ' || b[len(b)-1] == '\t') {
 		b = b[:len(b)-1]
@@ -447,7 +450,8 @@ func isName(b []byte, name string) bool {
 	return true
 }
 
-func lowerToken(s string) (ok bool, _ struct{}) {
+// isLowerName tells whether s can be compared with names in lower case.
+func isLowerName(s string) bool {
 	t, rest := token([]byte(s))
-	return len(t) > 0 && len(rest) == 0 && s == strings.ToLower(s), struct{}{}
+	return len(t) > 0 && len(t) < maxName && len(rest) == 0 && s == strings.ToLower(s)
 }

@@ -9,7 +9,7 @@ const (
 	year2000    = 946684800        // s since 1970; earlier stamps tell their unit to be a smaller one
 	maxWait     = 10 * time.Minute // a longer wait is a broken clock or a reused header
 	clockSkew   = time.Second      // how far ahead the balancer's clock may be
-	maxFraction = 9 // digits: nanoseconds of a second
+	maxFraction = 9                // digits: nanoseconds of a second
 )
 
 // RequestStart reads how long a request waited before weir, by the time stamp
@@ -30,7 +30,7 @@ func RequestStart(name, value []byte, now time.Time) (wait time.Duration, ok boo
 	for len(value) > 0 {
 		var item []byte
 		item, value, _ = bytes.Cut(value, []byte(","))
-		stamp, isStamp := instant(lastField(trim(item)))
+		stamp, isStamp := instant(lastField(trimSpace(item)))
 		if !isStamp {
 			continue
 		}

@@ -58,7 +58,7 @@ type word struct {
 
 const (
 	weirQueue = "weir-queue"
-	total     = "total"
+	totalName = "total"
 	numWords  = 23
 )
 
@@ -84,7 +84,7 @@ var words = makeWords(
 	word{name: "predict", stage: classifier.StageForward, canon: canonForward},
 	word{name: "compute_infer", stage: classifier.StageForward, canon: canonForward},
 	word{name: "postprocess", stage: classifier.StagePostprocess, canon: canonPostprocess},
-	word{name: total, stage: classifier.StageOther, canon: canonTotal},
+	word{name: totalName, stage: classifier.StageOther, canon: canonTotal},
 )
 
 // makeWords indexes the vocabulary from 1; index 0 is for unknown words.
@@ -97,9 +97,9 @@ func makeWords(list ...word) map[string]word {
 	return m
 }
 
-// metric is one member of a Server-Timing list, its text still in the reader's
+// member is one metric of a Server-Timing list, its text still in the reader's
 // buffer. A count that was not told, or is no count, is 0.
-type metric struct {
+type member struct {
 	name                                  []byte
 	dur                                   float64
 	hasDur, badDur                        bool
@@ -108,10 +108,10 @@ type metric struct {
 	seen                                  uint16
 }
 
-// nextMetric reads the metric at the start of b and returns what follows its
+// nextMember reads the metric at the start of b and returns what follows its
 // comma. It is as lenient as the standard asks: text that fits no rule is
 // passed over up to the next ";" or ",". A metric without a name is empty.
-func nextMetric(b []byte) (m metric, rest []byte) {
+func nextMember(b []byte) (m member, rest []byte) {
 	m.name, b = token(skipSpace(b))
 	b = skipJunk(b)
 	for len(b) > 0 && b[0] == ';' {
@@ -140,7 +140,7 @@ func nextParam(b []byte) (name, value, rest []byte) {
 	return name, value, skipJunk(b)
 }
 
-// Bits of metric.seen: the first parameter of a name wins, however malformed.
+// Bits of member.seen: the first parameter of a name wins, however malformed.
 const (
 	seenDur = 1 << iota
 	seenBatch
@@ -152,7 +152,7 @@ const (
 	seenSync
 )
 
-func (m *metric) set(name, value []byte) {
+func (m *member) set(name, value []byte) {
 	var buf [8]byte
 	switch string(lower(buf[:], name)) {
 	case "dur":
@@ -180,13 +180,13 @@ func (m *metric) set(name, value []byte) {
 	}
 }
 
-func (m *metric) first(bit uint16) bool {
+func (m *member) first(bit uint16) bool {
 	was := m.seen & bit
 	m.seen |= bit
 	return was == 0
 }
 
-func (m *metric) count(bit uint16, to *float64, value []byte) {
+func (m *member) count(bit uint16, to *float64, value []byte) {
 	if !m.first(bit) {
 		return
 	}
@@ -201,18 +201,26 @@ type line struct {
 	tokens, seconds [numWords]float64
 }
 
-func (l *line) add(m *metric, index int, t *classifier.Timing) {
-	if t.Stage == classifier.StageForward {
-		l.batch.add(m.batch, t.Dur)
-		l.seq.add(m.seq, t.Dur)
+// start takes over the means of the fields before, weighed by all forward
+// passes that those told.
+func (l *line) start(o *classifier.Observation) {
+	before, _ := o.In(classifier.StageForward)
+	l.batch.add(float64(o.BatchSize), before)
+	l.seq.add(float64(o.SeqLen), before)
+}
+
+func (l *line) add(m *member, w *word, d time.Duration) {
+	if w.stage == classifier.StageForward {
+		l.batch.add(m.batch, d)
+		l.seq.add(m.seq, d)
 	}
-	l.tokens[index] += m.tokens
-	l.seconds[index] += m.seconds
+	l.tokens[w.index] += m.tokens
+	l.seconds[w.index] += m.seconds
 }
 
 // apply writes the line's sums into o. Repeats of one name are parts of the
 // work and were summed; different names tell of the same tokens and the same
-// audio, and so do different lines: the largest counts.
+// audio, and so do different fields: the largest counts.
 func (l *line) apply(o *classifier.Observation) {
 	o.BatchSize = l.batch.round(o.BatchSize)
 	o.SeqLen = l.seq.round(o.SeqLen)
@@ -367,7 +375,7 @@ func AppendServerTiming(dst []byte, o *classifier.Observation) []byte {
 		}
 	}
 	if o.ServerTotal > 0 && (!limited || o.ServerTotal <= limit) {
-		dst = append(dst, ", "+total+";dur="...)
+		dst = append(dst, ", "+totalName+";dur="...)
 		dst = appendMillis(dst, o.ServerTotal)
 	}
 	return appendOthers(dst, o)

@@ -1,0 +1,199 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"weir/classifier"
+	"weir/proxy/page"
+)
+
+// drainPause is how long /drain lets those who route traffic see that weir is
+// no longer ready, before it refuses newcomers.
+const drainPause = 2 * time.Second
+
+// admin serves the live page and what stands behind it. Nothing of it changes
+// anything but /drain.
+func (s *Sidecar) admin() http.Handler {
+	m := http.NewServeMux()
+	m.Handle("GET /", page.Handler())
+	m.HandleFunc("GET /api/verdict", s.getVerdict)
+	m.HandleFunc("GET /api/requests", s.getRequests)
+	m.HandleFunc("GET /api/history", s.getHistory)
+	m.Handle("GET /metrics", s.metrics.Handler())
+	m.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	m.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	m.HandleFunc("GET /readyz", s.getReady)
+	m.HandleFunc("GET /drain", s.getDrain)
+	return m
+}
+
+type sharesJSON struct {
+	Queue        float64 `json:"queue"`
+	ServerQueue  float64 `json:"server_queue"`
+	Upload       float64 `json:"upload"`
+	Preprocess   float64 `json:"preprocess"`
+	Transfer     float64 `json:"transfer"`
+	Forward      float64 `json:"forward"`
+	Postprocess  float64 `json:"postprocess"`
+	Unattributed float64 `json:"unattributed"`
+}
+
+type forwardJSON struct {
+	Slope      float64    `json:"slope_ms"`
+	Intercept  float64    `json:"intercept_ms"`
+	Elasticity float64    `json:"elasticity"`
+	CI95       [2]float64 `json:"ci95"`
+	Against    string     `json:"against"`
+	N          int        `json:"n"`
+}
+
+type classJSON struct {
+	Class      string       `json:"class"`
+	Cause      string       `json:"cause"`
+	Confidence float64      `json:"confidence"`
+	Since      time.Time    `json:"since"`
+	Requests   int          `json:"requests"`
+	OK         int          `json:"ok"`
+	Timed      int          `json:"timed"`
+	Rejected   int          `json:"rejected"`
+	Expired    int          `json:"expired"`
+	Canceled   int          `json:"canceled"`
+	Failed     int          `json:"failed"`
+	Mean       float64      `json:"mean_ms"`
+	P50        float64      `json:"p50_ms"`
+	P95        float64      `json:"p95_ms"`
+	Throughput float64      `json:"throughput"`
+	Shares     sharesJSON   `json:"shares"`
+	Tail       sharesJSON   `json:"tail_shares"`
+	Forward    *forwardJSON `json:"forward"` // null: no line could be fitted
+	Warnings   []string     `json:"warnings"`
+	Evidence   []string     `json:"evidence"`
+	Advice     string       `json:"advice"`
+}
+
+func classOf(v classifier.Verdict) classJSON {
+	r := v.Report
+	c := classJSON{
+		Class: v.Class, Cause: string(v.Cause), Confidence: v.Confidence, Since: v.Since,
+		Requests: r.Requests, OK: r.OK, Timed: r.Timed, Rejected: r.Rejected, Expired: r.Expired, Canceled: r.Canceled, Failed: r.Failed,
+		Mean: milliseconds(r.Mean), P50: milliseconds(r.P50), P95: milliseconds(r.P95), Throughput: r.Throughput,
+		Shares: sharesJSON(r.Shares), Tail: sharesJSON(r.TailShares),
+		Warnings: append([]string{}, v.Warnings...), Evidence: append([]string{}, v.Evidence...), Advice: v.Advice,
+	}
+	if l := r.Forward; l.OK {
+		c.Forward = &forwardJSON{milliseconds(l.Slope), milliseconds(l.Intercept), l.Elasticity, l.CI95, l.Against, l.N}
+	}
+	return c
+}
+
+func (s *Sidecar) getVerdict(w http.ResponseWriter, _ *http.Request) {
+	g := s.server.Gate.State()
+	classes := []classJSON{}
+	for _, v := range s.watch.current() {
+		classes = append(classes, classOf(v))
+	}
+	writeJSON(w, map[string]any{
+		"classes": classes,
+		"waiting": g.Waiting, "inflight": g.Inflight, "abandoned": g.Abandoned, "draining": g.Draining,
+		"max_concurrency": g.MaxConcurrency, "max_queue_size": g.MaxQueueSize,
+		"oldest_waiting_ms": milliseconds(g.OldestWaiting), "oldest_inflight_ms": milliseconds(g.OldestInflight),
+		"admitted": g.Admitted, "dropped": s.sink.Dropped() + s.spans.Dropped(),
+		"server": s.server.target, "version": s.version,
+	})
+}
+
+func (s *Sidecar) getRequests(w http.ResponseWriter, r *http.Request) {
+	n := 100
+	if v := r.FormValue("n"); v != "" {
+		var err error
+		if n, err = strconv.Atoi(v); err != nil || n < 0 {
+			http.Error(w, fmt.Sprintf("n=%q is not a number of records; use n=100", v), http.StatusBadRequest)
+			return
+		}
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	e := json.NewEncoder(w)
+	for _, o := range s.watch.last(n) {
+		if e.Encode(&o) != nil {
+			return
+		}
+	}
+}
+
+func (s *Sidecar) getHistory(w http.ResponseWriter, r *http.Request) {
+	class := r.FormValue("class")
+	points, forward := s.watch.history(class)
+	writeJSON(w, map[string]any{
+		"class": class, "points": append([]point{}, points...), "forward": append([]forwardPoint{}, forward...),
+		"alert": s.watch.alert(),
+	})
+}
+
+func (s *Sidecar) getReady(w http.ResponseWriter, _ *http.Request) {
+	if s.notReady.Load() {
+		http.Error(w, "draining", http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ready")
+}
+
+// getDrain is for the server's preStop hook: it returns when the server may be
+// stopped. A page in some browser must not be able to call it.
+func (s *Sidecar) getDrain(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Origin") != "" || r.Header.Get("Sec-Fetch-Site") != "" && r.Header.Get("Sec-Fetch-Site") != "none" {
+		http.Error(w, "not from a web page", http.StatusForbidden)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), s.drainTimeout())
+	defer cancel()
+	if err := s.Drain(ctx); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "drained")
+}
+
+// Drain makes weir not ready, then refuses newcomers, and returns when no
+// request waits or runs any more.
+func (s *Sidecar) Drain(ctx context.Context) error {
+	if s.notReady.CompareAndSwap(false, true) {
+		s.logger.Info("draining")
+	}
+	pause := time.NewTimer(drainPause)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	s.server.Gate.Drain()
+	t := time.NewTicker(20 * time.Millisecond)
+	defer t.Stop()
+	for {
+		g := s.server.Gate.State()
+		if g.Waiting+g.Inflight == 0 {
+			return nil
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return fmt.Errorf("drain_timeout passed with %d requests waiting and %d in the server", g.Waiting, g.Inflight)
+		}
+	}
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	_, _ = w.Write(b)
+}
