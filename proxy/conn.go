@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"syscall"
@@ -36,9 +37,11 @@ type conn struct {
 	buf       []byte // scratch
 	onTrailer func(name, value []byte)
 
-	propagate bool // send traceparent to the server
-	used      bool // the server's connection has carried a request before
-	answered  bool // bytes of an answer may have reached the client
+	propagate bool      // send traceparent to the server
+	used      bool      // the server's connection has carried a request before
+	lastUsed  time.Time // when the server's connection gave its last answer
+	bodiless  bool      // and that it had no body, whatever its head said
+	answered  bool      // bytes of an answer may have reached the client
 
 	gone     chan struct{} // closed when the client has left
 	clientID int32
@@ -127,6 +130,7 @@ func (c *conn) awaitRequest() error {
 	if !c.setPhase(idle) || c.srv.draining() && c.client.r.Buffered() == 0 {
 		return net.ErrClosed
 	}
+	runtime.Gosched() // as in download: let the next request come
 	b, err := c.client.r.Peek(1)
 	if err == nil && b[0] == '\r' { // one empty line in front of a request is harmless (RFC 9112, section 2.2)
 		if b, err = c.client.r.Peek(2); err == nil && b[1] == '\n' {
@@ -247,7 +251,7 @@ func (c *conn) forward() bool {
 // connect takes the pinned connection if it is still good, or makes a new one.
 func (c *conn) connect() error {
 	if c.server.Conn != nil {
-		if quiet(c.raw) {
+		if c.justUsed() || quiet(c.raw) {
 			return c.openServer(c.server.Conn)
 		}
 		c.dropServer()
@@ -283,6 +287,12 @@ func (c *conn) pin(nc net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pinned, c.serverLeft = nc, false
+}
+
+// justUsed spares a busy connection the look for unasked bytes: they come, if
+// ever, after an answer without a body, or late.
+func (c *conn) justUsed() bool {
+	return !c.bodiless && c.pass.Dequeued.Sub(c.lastUsed) < time.Millisecond
 }
 
 // openServer readies the server's end for one exchange.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -156,6 +157,7 @@ func hasToken(value []byte, token string) bool {
 // whether both connections are good for another request.
 func (c *conn) download() (keep bool, err error) {
 	c.server.expect(c.cfg.responseTimeout, false)
+	runtime.Gosched() // let others run while the server works: a read at once would find nothing, and cost a system call
 	status, err := c.readAnswer()
 	for err == nil && status < 200 && status != 101 {
 		if c.req.minor != '0' {
@@ -243,6 +245,7 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 	if err != nil {
 		return false, &answerError{err}
 	}
+	c.lastUsed, c.bodiless = o.Done, !down.chunked && down.length == 0
 	return keep && c.server.r.Buffered() == 0, nil
 }
 

@@ -66,7 +66,7 @@ func FindScenario(name string) (Scenario, error) {
 // the device idles in that time and could take sixteen for the price of two.
 func queueScenario() Scenario {
 	c := DefaultConfig()
-	c.BatchDelay = 3 * time.Millisecond
+	c.BatchDelay = 8 * time.Millisecond
 	c.ForwardBase, c.ForwardPerBatch = 30*time.Millisecond, 300*time.Microsecond
 	c.Preprocess, c.Postprocess = 16*time.Millisecond, 8*time.Millisecond
 	c.PreprocessWorkers = 16
@@ -81,7 +81,7 @@ func queueScenario() Scenario {
 func computeScenario() Scenario {
 	c := DefaultConfig()
 	c.MaxBatchSize = 8
-	c.ForwardBase, c.ForwardPerBatch = 8*time.Millisecond, 16*time.Millisecond
+	c.ForwardBase, c.ForwardPerBatch, c.ForwardPerSecond = 5*time.Millisecond, 18*time.Millisecond, 300*time.Microsecond
 	return Scenario{
 		Name: "compute", Server: c, MaxConcurrency: 32, MaxQueueSize: 64, Steps: ladder(0, 0),
 		Story:  "the forward pass grows in step with the batch: the device is full",
@@ -105,8 +105,8 @@ func transferScenario() Scenario {
 // hostScenario: one thread decodes for all.
 func hostScenario() Scenario {
 	c := DefaultConfig()
-	c.ForwardBase, c.ForwardPerBatch = 20*time.Millisecond, 300*time.Microsecond
-	c.Preprocess, c.Postprocess, c.PreprocessWorkers = 22*time.Millisecond, 3*time.Millisecond, 1
+	c.ForwardBase, c.ForwardPerBatch = 14*time.Millisecond, 300*time.Microsecond
+	c.Preprocess, c.Postprocess, c.PreprocessWorkers = 24*time.Millisecond, 3*time.Millisecond, 1
 	return Scenario{
 		Name: "host", Server: c, MaxConcurrency: 32, MaxQueueSize: 64, Steps: ladder(0, 0),
 		Story:  "a single host thread decodes all audio, while the device waits for it",
