@@ -10,8 +10,8 @@ import (
 
 var start = time.Date(2026, 12, 1, 10, 0, 0, 0, time.UTC)
 
-// life is a request with the given instants in ms after its start.
-func life(dequeued, sent, responded, done int) Observation {
+// aLife is a request with the given instants in ms after its start.
+func aLife(dequeued, sent, responded, done int) Observation {
 	at := func(n int) time.Time { return start.Add(time.Duration(n) * time.Millisecond) }
 	return Observation{Enqueued: start, Dequeued: at(dequeued), Sent: at(sent), Responded: at(responded), Done: at(done)}
 }
@@ -21,7 +21,7 @@ func timing(name string, s Stage, n int) Timing {
 }
 
 func TestALedgerNamesWhereEachMillisecondWent(t *testing.T) {
-	o := life(100, 130, 530, 560)
+	o := aLife(100, 130, 530, 560)
 	o.Before, o.Connect, o.Overhead = 7*time.Millisecond, 5*time.Millisecond, time.Millisecond
 	o.Timings = []Timing{timing("queue", StageQueue, 50), timing("h2d", StageTransfer, 10), timing("forward", StageForward, 300), timing("d2h", StageTransfer, 10),
 		{Name: "forward", Stage: StageForward, Dur: time.Hour, Untrusted: true}}
@@ -50,7 +50,7 @@ func inMS(l Ledger) Ledger {
 }
 
 func TestStagesThatRanInParallelShowAsOverlap(t *testing.T) {
-	o := life(0, 0, 100, 100)
+	o := aLife(0, 0, 100, 100)
 	o.Timings = []Timing{timing("preprocess", StagePreprocess, 80), timing("forward", StageForward, 70)}
 	if l := o.Ledger(); l.Overlap != 50*time.Millisecond || l.Unattributed != 0 || l.Wall() != o.Total() {
 		t.Errorf("ledger %+v", l)
@@ -87,7 +87,7 @@ func TestARefusedRequestWaitedUntilItsEnd(t *testing.T) {
 }
 
 func TestARecordSurvivesJSON(t *testing.T) {
-	o := life(1, 2, 30, 31)
+	o := aLife(1, 2, 30, 31)
 	o.Enqueued = o.Enqueued.Add(123456789)
 	o.TraceID, o.SpanID = [16]byte{1, 2}, [8]byte{3}
 	o.Protocol, o.Class, o.Method, o.Target, o.Status, o.Outcome, o.Error = "http/1.1", "POST /asr", "POST", "/asr\"<é", 503, Rejected, "queue_full"

@@ -15,6 +15,8 @@ type memory struct {
 	open                point
 	folded              int64 // sub-windows before this one are in the curve
 	aged, newest        time.Time
+	batchMax            float64 // largest batch within the last hour
+	batchSeen           time.Time
 }
 
 // rest sums low-load requests of one length cell.
@@ -131,11 +133,10 @@ func (r *rest) merge(o *rest) {
 // What a sub-window sums. Times are spread over the sub-windows in which they
 // passed, so that a long execution does not count where it ended.
 const (
-	vDone  = iota // requests served
-	vLoad         // time in the system, ns
-	vWait         // time in queues, ns
-	vBusy         // device time: forward and transfer over batch, ns
-	vExec         // the same, not divided by batch, ns
+	vDone = iota // requests served
+	vLoad        // time in the system, ns
+	vWait        // time in queues, ns
+	vBusy        // device time: forward and transfer over batch, ns
 	numSub
 )
 
@@ -202,7 +203,6 @@ func (r *ring) addExecution(l *life, from, end int64) {
 		to -= int64(l.stream)
 	}
 	to = max(to, from)
-	r.spread(to-int64(device), to, 1, vExec)
 	if l.batch > 0 {
 		r.spread(to-int64(device), to, 1/l.batch, vBusy)
 	}
@@ -263,24 +263,18 @@ func (r *ring) mean(from, to time.Duration, what int) float64 {
 // the moments when requests waited. Requests whose timings are not told are
 // taken to be like the others (Horvitz–Thompson).
 func (r *ring) report(to *Report, from, until time.Duration) {
-	var n, wait, busy, exec, waitBusy float64
+	var n, wait, busy, waitBusy float64
 	r.between(from, until, func(s *sub) {
 		n++
 		wait += s.v[vWait]
 		busy += s.v[vBusy]
-		exec += s.v[vExec]
 		waitBusy += s.v[vWait] * s.v[vBusy]
 	})
-	if n == 0 || to.Timed == 0 {
+	if n == 0 || to.Batched == 0 {
 		return
 	}
-	served := float64(to.OK - to.Refused)
 	length := float64(r.step)
-	to.Executing = exec / n / length * served / float64(to.Timed)
-	if to.Batched == 0 {
-		return
-	}
-	whole := served / float64(to.Batched)
+	whole := float64(to.OK-to.Refused) / float64(to.Batched)
 	to.BusyOK = true
 	to.Busy = busy / n / length * whole
 	to.BusyQueued = to.Busy
@@ -339,6 +333,14 @@ func (m *memory) elasticity(number float64) Estimate {
 	return w.slope()
 }
 
+// addBatch remembers the largest batch: without it, a quiet window would make
+// its own largest batch look like a cap.
+func (m *memory) addBatch(s *slot, now time.Time) {
+	if s.batchMax >= m.batchMax || now.Sub(m.batchSeen) > memorySpan {
+		m.batchMax, m.batchSeen = s.batchMax, now
+	}
+}
+
 // report fills in the baseline, the throughput's answer, and the forward line
 // of the last hour where that of the windows says nothing.
 func (m *memory) report(r *Report, s *slot, number float64) {
@@ -355,6 +357,10 @@ func (m *memory) report(r *Report, s *slot, number float64) {
 		r.Slowdown = float64(r.Means.Core()) / float64(r.Baseline)
 	}
 	r.ThroughputElasticity = m.elasticity(number)
+	r.BatchMax = int(m.batchMax)
+	if s.batchMax == m.batchMax && s.executions > 0 {
+		r.BatchAtMax = s.atMax / s.executions
+	}
 	m.line(r, s)
 }
 

@@ -74,6 +74,7 @@ type Report struct {
 	Failed     int // broken exchanges
 	Refused    int // of OK: the server answered 429 or 503
 	Timed      int // of OK: with stage timings that can be true
+	QueueTold  int // of Timed: with the server's own queue among them
 	Suspect    int // of OK: with stage timings that cannot be true
 	Batched    int // of Timed: with a batch size
 	Overlapped int // of OK: answer began before the upload ended
@@ -90,6 +91,7 @@ type Report struct {
 	Baseline       time.Duration // mean at low load, without the upload, for this window's mix of lengths; 0: none seen in the last hour
 	BaselineStages Stages
 	BaselineN      int
+	Explained      float64 // of the server's time at low load, by its stages; 0: not known
 	Slowdown       float64 // mean without the upload, over Baseline; 0: no baseline
 
 	Throughput           float64  // answered requests per second

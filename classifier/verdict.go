@@ -72,6 +72,3 @@ func DefaultThresholds() Thresholds {
 		SuspectShare: 0.05, Explained: 0.05, CopyRate: 20e6, Coverage: 0.9, Instances: 1,
 	}
 }
-
-// Classify weighs a report.
-func Classify(r Report, t Thresholds) Verdict { return Verdict{Class: r.Class, Cause: Unknown, Report: r} }

@@ -172,6 +172,7 @@ func (w *Window) cutClass(c *class, now time.Time, all float64) Report {
 	alone := all <= 0 || c.cur.total >= 0.8*all
 	c.past.age(now)
 	c.past.addFits(c.cur)
+	c.past.addBatch(c.cur, now)
 	m, n := &w.scratch, 0
 	*m = slot{}
 	for s := c.cur; s != nil && n < keptWindows; n++ {
@@ -250,7 +251,7 @@ type life struct {
 	served, timed, suspect, refused     bool
 	batch, forward                      float64 // requests; ns
 	copyOut, copyOutBytes               float64
-	copyOutUnsynced                     bool
+	copyOutUnsynced, queueTold          bool
 	bytes, copies                       float64
 	cell                                int
 	length                              float64
@@ -311,6 +312,7 @@ func (l *life) readStages() {
 		}
 		l.suspect = l.suspect || t.Untrusted || t.Dur < 0
 		told = true
+		l.queueTold = l.queueTold || t.Stage == StageQueue
 		l.parts[partOf[t.Stage]] += ns(t.Dur)
 		if t.Stage == StageTransfer {
 			l.readCopy(t)
@@ -369,9 +371,8 @@ type slot struct {
 	executions, atMax            float64
 	batchMax                     float64
 	copyOut, bytes, copies, outB float64
-	outUnsynced                  int
-	lengths                      moments // w: requests with a length, x and xx: the length
-	lengthTold                   int
+	outUnsynced, queueTold       int
+	lengths                      moments           // w: requests with a length, x and xx: the length
 	cells                        [numCells]float64 // served requests by length
 	byBatch, byInflight          fits
 	hist                         histogram
@@ -443,6 +444,9 @@ func (s *slot) addTimed(l *life) {
 	if l.copyOutUnsynced {
 		s.outUnsynced++
 	}
+	if l.queueTold {
+		s.queueTold++
+	}
 	if l.forward <= 0 {
 		return
 	}
@@ -503,6 +507,7 @@ func (s *slot) merge(o *slot) {
 	s.copies += o.copies
 	s.outB += o.outB
 	s.outUnsynced += o.outUnsynced
+	s.queueTold += o.queueTold
 	s.lengths.merge(&o.lengths)
 	for i := range s.cells {
 		s.cells[i] += o.cells[i]
@@ -523,7 +528,7 @@ const (
 
 type bucket struct {
 	n     float32
-	untim float32        // server's time of requests without stages, s
+	untim float32           // server's time of requests without stages, s
 	parts [numParts]float32 // s
 }
 
