@@ -27,7 +27,7 @@ func Classify(r Report, t Thresholds) Verdict {
 			break
 		}
 	}
-	q.v.Class, q.v.Report, q.v.Warnings = r.Class, r, r.Warnings
+	q.v.Class, q.v.Report, q.v.Warnings = r.Class, r, q.Warnings
 	return q.v
 }
 
