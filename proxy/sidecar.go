@@ -118,7 +118,8 @@ func (s *Sidecar) newTelemetry(ctx context.Context, cfg Config, o SidecarOptions
 		OldestWaiting:  func() time.Duration { return gate.State().OldestWaiting },
 		OldestInflight: func() time.Duration { return gate.State().OldestInflight },
 		Abandoned:      func() int64 { return gate.State().Abandoned },
-		Dropped:        s.sink.Dropped,
+		DroppedRecords: s.sink.Dropped,
+		DroppedSpans:   s.spans.Dropped,
 	})
 	return err
 }

@@ -162,7 +162,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path.partition("?")[0] == "/health":
-            self.answer(200, {"status": "ok", "workers": self.server.pool.size, "free": self.server.pool.free.qsize()})
+            self.answer(200, *encode({"status": "ok", "workers": self.server.pool.size, "free": self.server.pool.free.qsize()}))
         else:
             self.send_error(404, f"nothing at {self.path}; POST to /asr or /v1/audio/transcriptions")
 
@@ -190,8 +190,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             pcm = pcm_of(fields["file"])
         text = self.server.pool.decode(pcm)
         with stages.stage("postprocess"):
-            answer = text + "\n" if wanted == "text" else {"text": text}
-        self.answer(200, answer, stages.header())
+            answer = encode(text + "\n" if wanted == "text" else {"text": text})
+        self.answer(200, *answer, stages.header())
 
     def fields(self, path, body):
         """The form's fields; a body that is no form is the file itself."""
@@ -264,13 +264,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def send_error(self, code, message=None, explain=None):
         """Answers with JSON, for what http.server itself refuses too."""
         kind = "invalid_request_error" if code < 500 else "server_error"
-        self.answer(code, {"error": {"message": message or http.HTTPStatus(code).phrase, "type": kind}})
+        self.answer(code, *encode({"error": {"message": message or http.HTTPStatus(code).phrase, "type": kind}}))
 
-    def answer(self, status, value, timing=""):
-        if isinstance(value, str):
-            kind, body = "text/plain; charset=utf-8", value.encode()
-        else:
-            kind, body = "application/json", json.dumps(value, ensure_ascii=False).encode()
+    def answer(self, status, kind, body, timing=""):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -284,6 +280,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_request(self, code="-", size="-"):
         pass  # one line for each request tells less than Server-Timing does
+
+
+def encode(value):
+    """Returns the content type and the bytes of an answer: text as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return "text/plain; charset=utf-8", value.encode()
+    return "application/json", json.dumps(value, ensure_ascii=False).encode()
 
 
 def form_fields(body, boundary):

@@ -1,0 +1,248 @@
+package proxy
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"weir/classifier"
+	"weir/tracing"
+)
+
+// Config is everything that can be set. Its tags are the one place that says
+// of a key its name, in a file (listen), as a flag (--listen) and in the
+// environment (WEIR_LISTEN), what it does, and whether it takes a restart.
+type Config struct {
+	Server string `yaml:"server" restart:"yes" group:"Addresses" help:"Address of the ASR server: http://host:port or unix:/path."`
+	Listen string `yaml:"listen" restart:"yes" help:"Address that clients connect to; port 0 takes a free one."`
+	Admin  string `yaml:"admin" restart:"yes" help:"Address of the live page, /metrics, /readyz and /drain."`
+
+	MaxConcurrency int          `yaml:"max_concurrency" group:"Queue" help:"Requests in the server at one time; more of them wait in line. 0: no limit."`
+	MaxQueueSize   int          `yaml:"max_queue_size" help:"Requests that may wait; more are answered 503. 0: none waits."`
+	QueueTimeout   Duration     `yaml:"queue_timeout" help:"Longest wait; then the answer is 503. 0: no limit."`
+	Limits         []RouteLimit `yaml:"limits" help:"Limits of one route or model, within those above, as in [{route: /asr, max_concurrency: 2}]; the keys are route or model, max_concurrency, max_queue_size (if not given, as above) and queue_timeout."`
+
+	Routes         []string              `yaml:"routes" group:"Verdict" help:"Templates of paths: the requests of each are judged as a class of their own. {model} stands for one segment of a path, or a part of it. Other paths are forwarded as well."`
+	Window         Duration              `yaml:"window" restart:"yes" help:"Time between two verdicts."`
+	VerdictFor     Duration              `yaml:"verdict_for" help:"How long a new cause must last until it is shown."`
+	VerdictKeepFor Duration              `yaml:"verdict_keep_for" help:"How long a cause is shown after it has gone."`
+	Records        int                   `yaml:"records" restart:"yes" help:"Latest requests that the live page keeps."`
+	Thresholds     classifier.Thresholds `yaml:"thresholds" help:"The constants of the verdict. One given alone changes no other."`
+
+	Timings      []tracing.Mapping `yaml:"timings" group:"Timings" help:"Names that your server uses for its stages, as in [{name: x-decode-ms, stage: preprocess, unit: ms}]: a response header or Server-Timing metric; queue, preprocess, transfer, forward, postprocess, other or total; ms, s, us or ns, or no unit for a metric in ms."`
+	ServerTiming bool              `yaml:"server_timing" help:"Tell clients, too, in Server-Timing where the time went."`
+	RequestStart bool              `yaml:"request_start" help:"Tell the server in X-Request-Start when the request came."`
+
+	ConnectTimeout  Duration `yaml:"connect_timeout" group:"Connections" help:"Longest time to connect to the server."`
+	HeadTimeout     Duration `yaml:"head_timeout" help:"Longest time for the head of a request to come. 0: no limit."`
+	BodyTimeout     Duration `yaml:"body_timeout" help:"Longest silence within the body of a request. 0: no limit."`
+	ResponseTimeout Duration `yaml:"response_timeout" help:"Longest silence of the server. 0: no limit."`
+	WriteTimeout    Duration `yaml:"write_timeout" help:"Longest time that the other side takes no bytes. 0: no limit."`
+	MaxConnections  int      `yaml:"max_connections" help:"Clients' connections at one time; more are answered 503. 0: no limit."`
+	MaxHeadSize     Size     `yaml:"max_head_size" help:"Largest head of a request or an answer."`
+	HalfClose       string   `yaml:"half_close" help:"What it means that a client shuts down its sending side: it has left (abort), or it waits for the answer (keep)."`
+	DrainTimeout    Duration `yaml:"drain_timeout" help:"Time that requests in flight have to finish when weir ends."`
+
+	TrustParent    bool     `yaml:"trust_parent" restart:"yes" group:"Traces and logs (exporters are set by OTEL_*)" help:"Continue the trace that a client's traceparent names; false: begin a new one."`
+	KeepSlow       Duration `yaml:"keep_slow" restart:"yes" help:"Keep the trace of a request that took longer, sampled or not. 0: off."`
+	KeepQueueShare float64  `yaml:"keep_queue_share" restart:"yes" help:"Keep the trace of a request that queued for more than this share of its time, sampled or not. 0: off."`
+	LogFormat      string   `yaml:"log_format" restart:"yes" help:"text or json."`
+	LogLevel       string   `yaml:"log_level" help:"debug, info, warn or error."`
+
+	loaded *loaded // nil: made by hand
+}
+
+// A RouteLimit bounds one route, named by its template, or one model.
+type RouteLimit struct {
+	Route          string   `yaml:"route"`
+	Model          string   `yaml:"model"`
+	MaxConcurrency int      `yaml:"max_concurrency"`
+	MaxQueueSize   int      `yaml:"max_queue_size"`
+	QueueTimeout   Duration `yaml:"queue_timeout"`
+}
+
+// DefaultConfig returns the configuration of a weir that nobody has told
+// anything: transparent, with no limit.
+func DefaultConfig() Config {
+	return Config{
+		Server: "http://127.0.0.1:8000", Listen: ":8080", Admin: "127.0.0.1:9464",
+		MaxQueueSize: 1024,
+		Routes: []string{
+			"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/chat/completions",
+			"/v2/models/{model}/infer", "/v1/models/{model}:predict", "/predictions/{model}",
+			"/asr", "/recognition", "/inference", "/transcribe", "/generate", "/health", "/healthz",
+		},
+		Window: seconds(10), VerdictFor: seconds(20), VerdictKeepFor: seconds(30), Records: 1000,
+		Thresholds:     classifier.DefaultThresholds(),
+		ConnectTimeout: seconds(5), HeadTimeout: seconds(30), BodyTimeout: seconds(300), WriteTimeout: seconds(300),
+		MaxHeadSize: 64 << 10, HalfClose: "abort", DrainTimeout: seconds(30),
+		TrustParent: true, LogFormat: "text", LogLevel: "info",
+	}
+}
+
+func seconds(n int) Duration { return Duration(n) * Duration(time.Second) }
+
+// ServerAddress is where the server is dialed: "tcp" and host:port, or "unix"
+// and a path.
+func (c Config) ServerAddress() (network, address string) {
+	network, address, _ = serverAddress(c.Server)
+	return network, address
+}
+
+// maxSocketPath is the longest path that fits into a sockaddr_un everywhere.
+const maxSocketPath = 103
+
+func serverAddress(server string) (network, address string, err error) {
+	if path, ok := strings.CutPrefix(server, "unix:"); ok {
+		path = "/" + strings.TrimLeft(path, "/")
+		if !strings.HasPrefix(server, "unix:/") || path == "/" || len(path) > maxSocketPath {
+			return "", "", fmt.Errorf("is no socket; write unix: and its absolute path, of at most %d bytes", maxSocketPath)
+		}
+		return "unix", path, nil
+	}
+	u, err := url.Parse(server)
+	switch {
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
+		return "", "", fmt.Errorf("is no address; write http://host:port or unix:/path")
+	case u.Scheme == "https":
+		return "", "", fmt.Errorf("asks for TLS, which weir does not speak to servers yet; write http://, and let weir run beside the server")
+	case u.User != nil || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
+		return "", "", fmt.Errorf("is more than an address; write http://%s, since paths and credentials are passed on as clients send them", u.Host)
+	}
+	port := u.Port()
+	if port == "" {
+		port = "80"
+	}
+	if !isPort(port) || port == "0" {
+		return "", "", fmt.Errorf("has no port from 1 to 65535; write http://host:port")
+	}
+	return "tcp", net.JoinHostPort(u.Hostname(), port), nil
+}
+
+func isPort(s string) bool {
+	n, err := strconv.ParseUint(s, 10, 16)
+	return err == nil && strconv.FormatUint(n, 10) == s
+}
+
+// Restart tells which keys differ that only a new start puts into force.
+func Restart(old, new Config) (keys []string) {
+	a, b := reflect.ValueOf(old), reflect.ValueOf(new)
+	for _, f := range fieldsOf(a.Type()) {
+		if f.Tag.Get("restart") != "" && !reflect.DeepEqual(a.FieldByIndex(f.Index).Interface(), b.FieldByIndex(f.Index).Interface()) {
+			keys = append(keys, keyOf(f))
+		}
+	}
+	return keys
+}
+
+// fieldsOf are the fields of a struct that have a key, in their order.
+func fieldsOf(t reflect.Type) (fields []reflect.StructField) {
+	for _, f := range reflect.VisibleFields(t) {
+		if keyOf(f) != "" {
+			fields = append(fields, f)
+		}
+	}
+	return fields
+}
+
+func keyOf(f reflect.StructField) string {
+	key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return key
+}
+
+// A Duration is a time.Duration that has a unit in text, always.
+type Duration time.Duration
+
+// Duration returns d as the standard library has it.
+func (d Duration) Duration() time.Duration { return time.Duration(d) }
+
+// String is as short as can be: 5m, not 5m0s.
+func (d Duration) String() string {
+	s := time.Duration(d).String()
+	if d == 0 {
+		return "0"
+	}
+	if t, ok := strings.CutSuffix(s, "m0s"); ok {
+		s = t + "m"
+	}
+	if t, ok := strings.CutSuffix(s, "h0m"); ok {
+		s = t + "h"
+	}
+	return s
+}
+
+// MarshalYAML is String, but 0 needs no quotes.
+func (d Duration) MarshalYAML() (any, error) {
+	if d == 0 {
+		return 0, nil
+	}
+	return d.String(), nil
+}
+
+// UnmarshalText reads "3s" or "500ms". A number alone is refused, but for 0:
+// half of all readers would take it for seconds, half for milliseconds.
+func (d *Duration) UnmarshalText(text []byte) error {
+	if n, err := strconv.ParseUint(string(text), 10, 64); err == nil && n > 0 {
+		short := fmt.Sprintf("%ds", n)
+		if n%1000 == 0 {
+			short = fmt.Sprintf("%ds", n/1000)
+		}
+		return fmt.Errorf("has no unit; write %dms or %s", n, short)
+	}
+	v, err := time.ParseDuration(string(text))
+	switch {
+	case err != nil:
+		return fmt.Errorf("is no duration; write a number with a unit, as in 500ms, 3s or 1m30s")
+	case v < 0:
+		return fmt.Errorf("is negative; write 0 or more")
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// A Size is a number of bytes; in text it may have a unit.
+type Size int64
+
+var sizeUnits = []struct {
+	name  string
+	bytes Size
+}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}}
+
+// String uses the largest unit that needs no fraction.
+func (s Size) String() string {
+	for _, u := range sizeUnits {
+		if s != 0 && s%u.bytes == 0 {
+			return strconv.FormatInt(int64(s/u.bytes), 10) + u.name
+		}
+	}
+	return strconv.FormatInt(int64(s), 10)
+}
+
+// MarshalYAML is String, but a mere number needs no quotes.
+func (s Size) MarshalYAML() (any, error) {
+	if text := s.String(); text != strconv.FormatInt(int64(s), 10) {
+		return text, nil
+	}
+	return int64(s), nil
+}
+
+// UnmarshalText reads "65536" or "64KiB".
+func (s *Size) UnmarshalText(text []byte) error {
+	digits, unit := string(text), Size(1)
+	for _, u := range sizeUnits {
+		if d, ok := strings.CutSuffix(digits, u.name); ok {
+			digits, unit = d, u.bytes
+			break
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 32)
+	if err != nil {
+		return fmt.Errorf("is no size; write a number of bytes, or one with KiB, MiB or GiB, as in 64KiB")
+	}
+	*s = Size(n) * unit
+	return nil
+}

@@ -1,0 +1,520 @@
+package proxy
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// loaded is how a configuration came about.
+type loaded struct {
+	args     []string
+	getenv   func(string) string
+	readFile func(string) ([]byte, error)
+	file     string
+	places   map[string]place // of each key that was written: "listen", "limits[0].route"
+}
+
+// A place is where a value was written.
+type place struct {
+	source source
+	name   string // the file, "env WEIR_LISTEN" or "--listen"
+	line   int    // in the file
+}
+
+// A source of values; a later one wins.
+type source int
+
+const (
+	byDefault source = iota
+	inFile
+	inEnv
+	byFlag
+)
+
+func (p place) String() string {
+	switch p.source {
+	case byDefault:
+		return "default"
+	case inFile:
+		return fmt.Sprintf("%s:%d", p.name, p.line)
+	}
+	return p.name
+}
+
+// mistakes are all that is wrong with a configuration, in the order in which
+// they were written.
+type mistakes []mistake
+
+type mistake struct {
+	place
+	key  string // "" if it is about none
+	text string
+}
+
+func (m mistakes) Error() string {
+	lines := make([]string, len(m))
+	for i, one := range m {
+		lines[i] = one.place.String() + ": "
+		if one.key != "" && lines[i] != flagName(one.key)+": " {
+			lines[i] += one.key + ": "
+		}
+		lines[i] += one.text
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Load makes the configuration: a flag goes before the environment, that
+// before the file (--config or WEIR_CONFIG), and that before the default. The
+// error names all mistakes; it is [flag.ErrHelp] if args ask for help.
+func Load(args []string, getenv func(string) string, readFile func(string) ([]byte, error)) (Config, error) {
+	l := &loader{cfg: DefaultConfig(), loaded: &loaded{args: args, getenv: getenv, readFile: readFile, places: make(map[string]place)}}
+	flags, help := l.splitFlags(args)
+	if help {
+		return Config{}, flag.ErrHelp
+	}
+	l.readFile(flags)
+	l.readEnv()
+	l.readFlags(flags)
+	if !l.broken {
+		l.inherit()
+		l.check()
+	}
+	if len(l.mistakes) > 0 {
+		slices.SortStableFunc(l.mistakes, func(a, b mistake) int {
+			return cmp.Or(cmp.Compare(a.source, b.source), cmp.Compare(a.line, b.line))
+		})
+		return Config{}, l.mistakes
+	}
+	l.cfg.loaded = l.loaded
+	return l.cfg, nil
+}
+
+// CheckFile names every mistake in a configuration file.
+func CheckFile(path string) error {
+	_, err := Load([]string{"--config=" + path}, func(string) string { return "" }, os.ReadFile)
+	return err
+}
+
+// File is the file that c was loaded from; empty if there is none.
+func (c Config) File() string {
+	if c.loaded == nil {
+		return ""
+	}
+	return c.loaded.file
+}
+
+// Reload loads again what c was loaded from.
+func (c Config) Reload() (Config, error) {
+	if c.loaded == nil {
+		return c, nil
+	}
+	return Load(c.loaded.args, c.loaded.getenv, c.loaded.readFile)
+}
+
+// A loader reads one source after the other into cfg.
+type loader struct {
+	*loaded
+	cfg      Config
+	at       place // what is being read
+	mistakes mistakes
+	broken   bool // the file is no YAML: what is missing may stand in it
+}
+
+func (l *loader) mistake(p place, key, format string, args ...any) {
+	l.mistakes = append(l.mistakes, mistake{p, key, fmt.Sprintf(format, args...)})
+}
+
+// A flagValue is one flag as it was given.
+type flagValue struct{ key, text string }
+
+const configKey = "config" // the one flag that is no key
+
+// splitFlags reads --key value, --key=value, and --key alone for a bool.
+func (l *loader) splitFlags(args []string) (flags []flagValue, help bool) {
+	for len(args) > 0 {
+		arg := args[0]
+		args = args[1:]
+		name, dashed := strings.CutPrefix(arg, "-")
+		name, text, given := strings.Cut(strings.TrimPrefix(name, "-"), "=")
+		key := strings.ReplaceAll(name, "-", "_")
+		at := place{source: byFlag, name: flagName(key)}
+		f, known := fieldOf(reflect.TypeFor[Config](), key)
+		switch {
+		case !dashed || name == "":
+			l.mistake(place{source: byFlag, name: strconv.Quote(arg)}, "", "is no flag; write --key=value, or --key value where the value is not true or false")
+			continue
+		case name == "help" || name == "h":
+			return nil, true
+		case !known && key != configKey:
+			l.mistake(at, "", "is no flag; %s", suggest(key, append(keysOf(reflect.TypeFor[Config]()), configKey), flagName, "weir serve --help names all flags"))
+		case !given && known && f.Type.Kind() == reflect.Bool:
+			text, given = "true", true
+		}
+		if !given && len(args) > 0 && !strings.HasPrefix(args[0], "--") {
+			text, given, args = args[0], true, args[1:]
+		}
+		switch {
+		case !known && key != configKey:
+		case !given:
+			l.mistake(at, "", "has no value; write %s=value", at.name)
+		default:
+			flags = append(flags, flagValue{key, text})
+		}
+	}
+	return flags, false
+}
+
+func flagName(key string) string { return "--" + strings.ReplaceAll(key, "_", "-") }
+func envName(key string) string  { return "WEIR_" + strings.ToUpper(key) }
+
+func (l *loader) readFile(flags []flagValue) {
+	l.file = l.getenv(envName(configKey))
+	at := place{source: inEnv, name: "env " + envName(configKey)}
+	for _, f := range flags {
+		if f.key == configKey {
+			l.file, at = f.text, place{source: byFlag, name: flagName(configKey)}
+		}
+	}
+	if l.file == "" {
+		return
+	}
+	text, err := l.loaded.readFile(l.file)
+	if err != nil {
+		var p *fs.PathError
+		if errors.As(err, &p) {
+			err = p.Err
+		}
+		l.broken = true
+		l.mistake(at, "", "value %q cannot be read: %v; name a file that weir may read", l.file, err)
+		return
+	}
+	l.at = place{source: inFile, name: l.file, line: 1}
+	n, ok := l.parse(text)
+	l.broken = !ok
+	if n != nil {
+		l.readMap("", l.placeOf(n), n, reflect.ValueOf(&l.cfg).Elem())
+	}
+}
+
+func (l *loader) readEnv() {
+	for _, f := range fieldsOf(reflect.TypeFor[Config]()) {
+		name := envName(keyOf(f))
+		if text := l.getenv(name); text != "" {
+			l.at = place{source: inEnv, name: "env " + name}
+			l.readText(f, text)
+		}
+	}
+}
+
+func (l *loader) readFlags(flags []flagValue) {
+	for _, one := range flags {
+		if f, ok := fieldOf(reflect.TypeFor[Config](), one.key); ok {
+			l.at = place{source: byFlag, name: flagName(one.key)}
+			l.readText(f, one.text)
+		}
+	}
+}
+
+// readText reads a key's value as it stands in a flag or the environment. It
+// is YAML as in the file, but a text is the text itself, which spares the
+// quotes around [::]:8080.
+func (l *loader) readText(f reflect.StructField, text string) {
+	n, ok := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: strings.TrimSpace(text)}, true
+	if f.Type.Kind() != reflect.String {
+		n, ok = l.parse([]byte(text))
+	}
+	if n == nil {
+		n = &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null"}
+	}
+	if ok {
+		l.read(keyOf(f), l.at, n, reflect.ValueOf(&l.cfg).Elem().FieldByIndex(f.Index))
+	}
+}
+
+// parse reads one YAML document; nil if there is nothing in it.
+func (l *loader) parse(text []byte) (n *yaml.Node, ok bool) {
+	loader, err := yaml.NewLoader(bytes.NewReader(text))
+	if err == nil {
+		n, err = nextDocument(loader)
+	}
+	if err == nil && n != nil {
+		var second *yaml.Node
+		if second, err = nextDocument(loader); second != nil {
+			l.mistake(l.placeOf(second), "", "a second document begins here; keep one")
+			return nil, false
+		}
+	}
+	if err != nil {
+		l.malformed(err)
+		return nil, false
+	}
+	if n != nil && n.ShortTag() == "!!null" {
+		n = nil
+	}
+	return n, true
+}
+
+func nextDocument(l *yaml.Loader) (*yaml.Node, error) {
+	var n yaml.Node
+	err := l.Load(&n)
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case n.Kind == yaml.DocumentNode && len(n.Content) == 1:
+		return n.Content[0], nil
+	}
+	return &n, nil
+}
+
+func (l *loader) malformed(err error) {
+	at, text := l.at, err.Error()
+	var e *yaml.LoadError
+	if errors.As(err, &e) {
+		if at.line > 0 && e.Mark.Line > 0 {
+			at.line = e.Mark.Line
+		}
+		text = e.Message
+	}
+	l.mistake(at, "", "is no YAML: %s; look at colons, quotes and indentation, and put in quotes what begins with [ { * & ! %% @ or `", text)
+}
+
+func (l *loader) placeOf(n *yaml.Node) place {
+	p := l.at
+	if p.source == inFile {
+		p.line = n.Line
+	}
+	return p
+}
+
+// read sets v to the value n of the key path, which stands at at.
+func (l *loader) read(path string, at place, n *yaml.Node, v reflect.Value) {
+	if v.Kind() != reflect.Struct { // of a map each key has its own place
+		l.forget(path)
+		l.places[path] = at
+	}
+	text, isText := v.Addr().Interface().(encoding.TextUnmarshaler)
+	switch {
+	case n.Kind == yaml.AliasNode:
+		l.mistake(at, path, "is an alias; write the value itself")
+	case n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null":
+		l.mistake(at, path, "has no value; give one, or leave the key out")
+	case v.Kind() == reflect.Struct:
+		l.readMap(path, at, n, v)
+	case v.Kind() == reflect.Slice:
+		l.readList(path, at, n, v)
+	case n.Kind != yaml.ScalarNode:
+		l.mistake(at, path, "is a list or a map; write one value")
+	case isText:
+		if err := text.UnmarshalText([]byte(n.Value)); err != nil {
+			l.mistake(at, path, "value %.80q %v", n.Value, err)
+		}
+	default:
+		if remedy := readScalar(n, v); remedy != "" {
+			l.mistake(at, path, "value %.80q %s", n.Value, remedy)
+		}
+	}
+}
+
+// forget drops the places of a list's elements, which a later source replaces.
+func (l *loader) forget(path string) {
+	for p := range l.places {
+		if strings.HasPrefix(p, path+"[") {
+			delete(l.places, p)
+		}
+	}
+}
+
+func readScalar(n *yaml.Node, v reflect.Value) (remedy string) {
+	tag := n.ShortTag()
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(n.Value)
+	case reflect.Bool:
+		if tag != "!!bool" {
+			return "is neither true nor false; write one of the two, without quotes"
+		}
+		v.SetBool(strings.EqualFold(n.Value, "true"))
+	case reflect.Int:
+		i, err := strconv.Atoi(n.Value)
+		if err != nil || tag != "!!int" {
+			return "is no whole number; write digits alone, without quotes"
+		}
+		if i < 0 {
+			return "is negative; write 0 or more"
+		}
+		v.SetInt(int64(i))
+	case reflect.Float64:
+		f, err := strconv.ParseFloat(n.Value, 64)
+		if err != nil || tag != "!!int" && tag != "!!float" || math.IsInf(f, 0) || math.IsNaN(f) {
+			return "is no number; write digits, as in 0.5, without quotes"
+		}
+		if f < 0 {
+			return "is negative; write 0 or more"
+		}
+		v.SetFloat(f)
+	}
+	return ""
+}
+
+func (l *loader) readList(path string, at place, n *yaml.Node, v reflect.Value) {
+	if n.Kind != yaml.SequenceNode {
+		l.mistake(at, path, "is no list; write it in brackets, as in [a, b], or as lines that begin with a dash")
+		return
+	}
+	list := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
+	for i, one := range n.Content {
+		element := fmt.Sprintf("%s[%d]", path, i)
+		l.places[element] = l.placeOf(one)
+		l.read(element, l.placeOf(one), one, list.Index(i))
+	}
+	if v.SetZero(); list.Len() > 0 {
+		v.Set(list)
+	}
+}
+
+func (l *loader) readMap(path string, at place, n *yaml.Node, v reflect.Value) {
+	if n.Kind != yaml.MappingNode {
+		l.mistake(at, path, "is no map; write keys with values, as in %s: value", keysOf(v.Type())[0])
+		return
+	}
+	lines := make(map[string]int, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		at, name := l.placeOf(key), key.Value
+		whole := strings.TrimPrefix(path+"."+name, ".")
+		f, known := fieldOf(v.Type(), name)
+		line, twice := lines[name]
+		if !twice {
+			lines[name] = key.Line
+		}
+		switch {
+		case key.Kind != yaml.ScalarNode || key.ShortTag() == "!!merge":
+			l.mistake(at, path, "has a key that is no word; write one key a line, without << and aliases")
+		case !known:
+			l.mistake(at, whole, "is no key; %s", suggest(name, keysOf(v.Type()), plain, otherKeys(path, v.Type())))
+		case twice:
+			l.mistake(at, whole, "is given twice, first in line %d; keep one of the two", line)
+		default:
+			l.read(whole, at, value, v.FieldByIndex(f.Index))
+		}
+	}
+}
+
+func plain(key string) string { return key }
+
+func otherKeys(path string, t reflect.Type) string {
+	if path == "" {
+		return "weir serve --help names all keys"
+	}
+	return "the keys here are " + strings.Join(keysOf(t), ", ")
+}
+
+func keysOf(t reflect.Type) (keys []string) {
+	for _, f := range fieldsOf(t) {
+		keys = append(keys, keyOf(f))
+	}
+	return keys
+}
+
+func fieldOf(t reflect.Type, key string) (reflect.StructField, bool) {
+	for _, f := range fieldsOf(t) {
+		if keyOf(f) == key {
+			return f, true
+		}
+	}
+	return reflect.StructField{}, false
+}
+
+// suggest names the key that was meant, or else says what to do.
+func suggest(key string, keys []string, write func(string) string, or string) string {
+	key = strings.ReplaceAll(strings.ToLower(key), "-", "_")
+	best, least := "", 1+min(3, max(1, len(key)/3))
+	for _, k := range keys {
+		if d := distance(key, k); d < least {
+			best, least = k, d
+		}
+	}
+	if best == "" {
+		return or
+	}
+	return fmt.Sprintf("did you mean %s?", write(best))
+}
+
+// distance counts the letters to insert, delete or replace to make b of a
+// (Levenshtein 1966).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			d := diagonal
+			if a[i] != b[j] {
+				d = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], d
+		}
+	}
+	return row[len(b)]
+}
+
+// inherit gives the limits of one route or model the size of the queue that
+// they do not tell.
+func (l *loader) inherit() {
+	for i := range l.cfg.Limits {
+		if _, given := l.places[fmt.Sprintf("limits[%d].max_queue_size", i)]; !given {
+			l.cfg.Limits[i].MaxQueueSize = l.cfg.MaxQueueSize
+		}
+	}
+}
+
+// WatchFile calls changed when the content of the file is another, until ctx
+// ends. It reads the file at each interval, so that it sees every way to
+// replace one, a Kubernetes ConfigMap's links included; and it waits until two
+// readings agree, since an editor may be halfway through.
+func WatchFile(ctx context.Context, path string, interval time.Duration, changed func()) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return // a pipe can be read once only
+	}
+	known, _ := os.ReadFile(path)
+	last := known
+	t := time.NewTicker(interval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // gone for a moment, perhaps
+		}
+		if bytes.Equal(text, last) && !bytes.Equal(text, known) {
+			known = text
+			changed()
+		}
+		last = text
+	}
+}
