@@ -91,20 +91,29 @@ func (c *conn) hasLeft() bool {
 	return c.left
 }
 
-// fail ends an exchange that went wrong; it tells whether the client's
-// connection is still good.
+// fail ends an exchange that went wrong.
 func (c *conn) fail(err error) bool {
 	f := c.faultOf(err)
+	inTouch := c.server.Conn != nil
+	c.dropServer() // before the place is given to another
+	return c.end(f, !inTouch)
+}
+
+// refuse ends a request that the gate did not let in. The server knows
+// nothing of it, so its connection stays.
+func (c *conn) refuse(err error) bool { return c.end(c.faultOf(err), true) }
+
+// end gives the request its end; it tells whether the client's connection is
+// still good, which it can be only if nothing of the body was read.
+func (c *conn) end(f fault, untouched bool) bool {
 	o := &c.pass.Observation
 	o.Outcome, o.Error = f.outcome, f.word
-	served := c.server.Conn != nil
-	c.dropServer() // before the place is given to another
 	if f.status == 0 || c.answered {
 		c.reset()
 		return false
 	}
 	o.Status = f.status
-	keep := !served && c.discardBody()
+	keep := untouched && c.discardBody()
 	c.reply(f, keep)
 	o.Done = time.Now()
 	return keep

@@ -187,6 +187,11 @@ func TestMistakesInFlagsAndEnvironment(t *testing.T) {
 			`"word": is no flag; write --key=value, or --key value where the value is not true or false`,
 			`"-": is no flag; write --key=value, or --key value where the value is not true or false`,
 		}},
+		{"names that stand badly in a line", sources{args: []string{"--a\nb=1", "--config", "weir.yaml"}, file: `{"a\nb": 1, "` + strings.Repeat("x", 99) + `": 1}`}, []string{
+			`weir.yaml:1: "a\nb": is no key; weir serve --help names all keys`,
+			`weir.yaml:1: "` + strings.Repeat("x", 80) + `": is no key; weir serve --help names all keys`,
+			`"--a\nb": is no flag; weir serve --help names all flags`,
+		}},
 		{"a bool is given with =", sources{args: []string{"--server-timing", "false"}}, []string{
 			`"false": is no flag; write --key=value, or --key value where the value is not true or false`,
 		}},
@@ -620,11 +625,13 @@ func FuzzConfig(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(string(text), "--max-concurrency=3", "0.5")
+		f.Add(string(text), "--max-concurrency=3", "{tie: 0.3}")
 	}
 	f.Add("a: *a", "--limits=[", "[{}]")
+	f.Add("limits: [{model: \"a\\nb # c\"}]", "--timings=[{name: a, stage: queue}]", "")
+	f.Add("queue_timeout: 1.5s\nmax_head_size: 2000", "--keep-queue-share=1e-9", "copy_rate: 123456789.5")
 	f.Fuzz(func(t *testing.T, file, arg, env string) {
-		s := sources{args: []string{"--config=weir.yaml", arg}, file: file, env: map[string]string{"WEIR_THRESHOLDS": env, "WEIR_ADMIN": env}}
+		s := sources{args: []string{"--config=weir.yaml", arg}, file: file, env: map[string]string{"WEIR_THRESHOLDS": env}}
 		c, err := s.load()
 		if err != nil {
 			for line := range strings.SplitSeq(err.Error(), "\n") {

@@ -139,17 +139,11 @@ func isWild(host string) bool { return host == "" || net.ParseIP(host).IsUnspeci
 func isLocal(host string) bool { return isWild(host) || net.ParseIP(host).IsLoopback() }
 
 func (l *loader) checkRoutes() {
-	var good []string
-	for i, route := range l.cfg.Routes {
-		path := fmt.Sprintf("routes[%d]", i)
-		if l.faulty(path) {
-			continue
+	r, _ := NewRouter(nil)
+	for i, template := range l.cfg.Routes {
+		if err := r.add(template); err != nil {
+			l.fault(fmt.Sprintf("routes[%d]", i), "%v", err)
 		}
-		if _, err := NewRouter(append(good, route)); err != nil {
-			l.fault(path, "%v", err)
-			continue
-		}
-		good = append(good, route)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"go.yaml.in/yaml/v4"
 )
@@ -88,9 +89,9 @@ func Load(args []string, getenv func(string) string, readFile func(string) ([]by
 	if help {
 		return Config{}, flag.ErrHelp
 	}
-	l.readFile(flags)
-	l.readEnv()
-	l.readFlags(flags)
+	l.fromFile(flags)
+	l.fromEnv()
+	l.fromFlags(flags)
 	if !l.broken {
 		l.inherit()
 		l.check()
@@ -148,29 +149,28 @@ const configKey = "config" // the one flag that is no key
 // splitFlags reads --key value, --key=value, and --key alone for a bool.
 func (l *loader) splitFlags(args []string) (flags []flagValue, help bool) {
 	for len(args) > 0 {
-		arg := args[0]
+		name, text, given := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(args[0], "-"), "-"), "=")
+		if args[0][:min(1, len(args[0]))] != "-" || name == "" {
+			l.mistake(place{source: byFlag, name: strconv.Quote(args[0])}, "", "is no flag; write --key=value, or --key value where the value is not true or false")
+			args = args[1:]
+			continue
+		}
+		if name == "help" || name == "h" {
+			return nil, true
+		}
 		args = args[1:]
-		name, dashed := strings.CutPrefix(arg, "-")
-		name, text, given := strings.Cut(strings.TrimPrefix(name, "-"), "=")
 		key := strings.ReplaceAll(name, "-", "_")
-		at := place{source: byFlag, name: flagName(key)}
 		f, known := fieldOf(reflect.TypeFor[Config](), key)
 		switch {
-		case !dashed || name == "":
-			l.mistake(place{source: byFlag, name: strconv.Quote(arg)}, "", "is no flag; write --key=value, or --key value where the value is not true or false")
-			continue
-		case name == "help" || name == "h":
-			return nil, true
-		case !known && key != configKey:
-			l.mistake(at, "", "is no flag; %s", suggest(key, append(keysOf(reflect.TypeFor[Config]()), configKey), flagName, "weir serve --help names all flags"))
-		case !given && known && f.Type.Kind() == reflect.Bool:
+		case given:
+		case known && f.Type.Kind() == reflect.Bool:
 			text, given = "true", true
-		}
-		if !given && len(args) > 0 && !strings.HasPrefix(args[0], "--") {
+		case len(args) > 0 && !strings.HasPrefix(args[0], "--"):
 			text, given, args = args[0], true, args[1:]
 		}
-		switch {
+		switch at := (place{source: byFlag, name: printable(flagName(key))}); {
 		case !known && key != configKey:
+			l.mistake(at, "", "is no flag; %s", suggest(key, append(keysOf(reflect.TypeFor[Config]()), configKey), flagName, "weir serve --help names all flags"))
 		case !given:
 			l.mistake(at, "", "has no value; write %s=value", at.name)
 		default:
@@ -183,7 +183,7 @@ func (l *loader) splitFlags(args []string) (flags []flagValue, help bool) {
 func flagName(key string) string { return "--" + strings.ReplaceAll(key, "_", "-") }
 func envName(key string) string  { return "WEIR_" + strings.ToUpper(key) }
 
-func (l *loader) readFile(flags []flagValue) {
+func (l *loader) fromFile(flags []flagValue) {
 	l.file = l.getenv(envName(configKey))
 	at := place{source: inEnv, name: "env " + envName(configKey)}
 	for _, f := range flags {
@@ -194,7 +194,7 @@ func (l *loader) readFile(flags []flagValue) {
 	if l.file == "" {
 		return
 	}
-	text, err := l.loaded.readFile(l.file)
+	text, err := l.readFile(l.file)
 	if err != nil {
 		var p *fs.PathError
 		if errors.As(err, &p) {
@@ -212,7 +212,7 @@ func (l *loader) readFile(flags []flagValue) {
 	}
 }
 
-func (l *loader) readEnv() {
+func (l *loader) fromEnv() {
 	for _, f := range fieldsOf(reflect.TypeFor[Config]()) {
 		name := envName(keyOf(f))
 		if text := l.getenv(name); text != "" {
@@ -222,7 +222,7 @@ func (l *loader) readEnv() {
 	}
 }
 
-func (l *loader) readFlags(flags []flagValue) {
+func (l *loader) fromFlags(flags []flagValue) {
 	for _, one := range flags {
 		if f, ok := fieldOf(reflect.TypeFor[Config](), one.key); ok {
 			l.at = place{source: byFlag, name: flagName(one.key)}
@@ -307,7 +307,6 @@ func (l *loader) placeOf(n *yaml.Node) place {
 // read sets v to the value n of the key path, which stands at at.
 func (l *loader) read(path string, at place, n *yaml.Node, v reflect.Value) {
 	if v.Kind() != reflect.Struct { // of a map each key has its own place
-		l.forget(path)
 		l.places[path] = at
 	}
 	text, isText := v.Addr().Interface().(encoding.TextUnmarshaler)
@@ -379,6 +378,7 @@ func (l *loader) readList(path string, at place, n *yaml.Node, v reflect.Value) 
 		l.mistake(at, path, "is no list; write it in brackets, as in [a, b], or as lines that begin with a dash")
 		return
 	}
+	l.forget(path)
 	list := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
 	for i, one := range n.Content {
 		element := fmt.Sprintf("%s[%d]", path, i)
@@ -409,7 +409,7 @@ func (l *loader) readMap(path string, at place, n *yaml.Node, v reflect.Value) {
 		case key.Kind != yaml.ScalarNode || key.ShortTag() == "!!merge":
 			l.mistake(at, path, "has a key that is no word; write one key a line, without << and aliases")
 		case !known:
-			l.mistake(at, whole, "is no key; %s", suggest(name, keysOf(v.Type()), plain, otherKeys(path, v.Type())))
+			l.mistake(at, printable(whole), "is no key; %s", suggest(name, keysOf(v.Type()), plain, otherKeys(path, v.Type())))
 		case twice:
 			l.mistake(at, whole, "is given twice, first in line %d; keep one of the two", line)
 		default:
@@ -419,6 +419,14 @@ func (l *loader) readMap(path string, at place, n *yaml.Node, v reflect.Value) {
 }
 
 func plain(key string) string { return key }
+
+// printable is the name, in quotes if it would not stand well in a line.
+func printable(name string) string {
+	if len(name) > 80 || strings.ContainsFunc(name, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		return fmt.Sprintf("%.80q", name)
+	}
+	return name
+}
 
 func otherKeys(path string, t reflect.Type) string {
 	if path == "" {
@@ -445,6 +453,9 @@ func fieldOf(t reflect.Type, key string) (reflect.StructField, bool) {
 
 // suggest names the key that was meant, or else says what to do.
 func suggest(key string, keys []string, write func(string) string, or string) string {
+	if len(key) > 80 {
+		return or
+	}
 	key = strings.ReplaceAll(strings.ToLower(key), "-", "_")
 	best, least := "", 1+min(3, max(1, len(key)/3))
 	for _, k := range keys {

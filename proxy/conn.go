@@ -100,7 +100,7 @@ func (c *conn) exchange() bool {
 	if err := c.awaitRequest(); err != nil {
 		return false
 	}
-	c.cfg = c.srv.settings()
+	c.cfg, c.answered = c.srv.settings(), false
 	c.client.borrowWriter()
 	defer c.client.returnWriter()
 	method, err := c.readRequest()
@@ -111,7 +111,7 @@ func (c *conn) exchange() bool {
 	err = c.srv.Gate.Enter(&c.pass, c.gone)
 	defer c.leave()
 	if err != nil {
-		return c.fail(err)
+		return c.refuse(err)
 	}
 	return c.forward()
 }

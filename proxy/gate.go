@@ -82,15 +82,15 @@ type LimitError struct {
 func (e *LimitError) Unwrap() error { return e.Err }
 
 func (e *LimitError) Error() string {
-	scope := "the server"
+	scope := ""
 	if e.Scope != "" {
-		scope = e.Scope
+		scope = " of " + e.Scope
 	}
 	if e.Err == ErrQueueTimeout {
-		return fmt.Sprintf("queue_timeout %v for %s passed before one of %d places (max_concurrency) was free; retry later, raise max_concurrency if the server has room, or raise queue_timeout",
+		return fmt.Sprintf("queue_timeout %v%s passed while max_concurrency %d was in use; retry later, raise max_concurrency if the server has room, or raise queue_timeout",
 			e.QueueTimeout, scope, e.MaxConcurrency)
 	}
-	return fmt.Sprintf("max_queue_size %d for %s is reached with %d requests in the server (max_concurrency); retry later, raise max_concurrency if the server has room, or raise max_queue_size",
+	return fmt.Sprintf("max_queue_size %d%s is reached while max_concurrency %d is in use; retry later, raise max_concurrency if the server has room, or raise max_queue_size",
 		e.MaxQueueSize, scope, e.MaxConcurrency)
 }
 

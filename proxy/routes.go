@@ -12,6 +12,7 @@ import (
 type Router struct {
 	literals map[string]*route // by path
 	patterns []*route          // with parts in braces; the first that matches counts
+	shapes   map[string]string // the template of each shape, to find two that are one
 }
 
 // A route is one template, cut up at its slashes.
@@ -42,25 +43,31 @@ const (
 // part in braces stands for one segment or, as in {model}:predict, for the
 // rest of it. Literal routes go before others, and those in their order.
 func NewRouter(routes []string) (*Router, error) {
-	r := &Router{literals: make(map[string]*route, len(routes))}
-	shapes := make(map[string]string, len(routes))
+	r := &Router{literals: make(map[string]*route), shapes: make(map[string]string)}
 	for _, template := range routes {
-		one, err := newRoute(template)
-		if err != nil {
-			return nil, fmt.Errorf("route %q %w", template, err)
-		}
-		shape := one.shape()
-		if twin, twice := shapes[shape]; twice {
-			return nil, fmt.Errorf("route %q matches the same paths as %q; keep one of the two", template, twin)
-		}
-		shapes[shape] = template
-		if len(one.segments) == 0 {
-			r.literals[template] = one
-		} else {
-			r.patterns = append(r.patterns, one)
+		if err := r.add(template); err != nil {
+			return nil, err
 		}
 	}
 	return r, nil
+}
+
+func (r *Router) add(template string) error {
+	one, err := newRoute(template)
+	if err != nil {
+		return fmt.Errorf("route %q %w", template, err)
+	}
+	shape := one.shape()
+	if twin, twice := r.shapes[shape]; twice {
+		return fmt.Errorf("route %q matches the same paths as %q; keep one of the two", template, twin)
+	}
+	r.shapes[shape] = template
+	if len(one.segments) == 0 {
+		r.literals[template] = one
+	} else {
+		r.patterns = append(r.patterns, one)
+	}
+	return nil
 }
 
 func newRoute(template string) (*route, error) {

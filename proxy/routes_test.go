@@ -212,3 +212,12 @@ func BenchmarkMatch(b *testing.B) {
 		})
 	}
 }
+
+func samplerOf(t *testing.T, name string) *tracing.Sampler {
+	t.Helper()
+	s, err := tracing.NewSampler(name, "", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

@@ -364,7 +364,9 @@ function fill(plot, host, data, description) {
 }
 
 function showHistory() {
-  const points = (state.history?.points ?? []).filter(p => instant(p.end));
+  document.body.classList.toggle('loading', !state.history);
+  if (!state.history) return;
+  const points = (state.history.points ?? []).filter(p => instant(p.end));
   const line = timeline(points);
   Object.assign(charts, { points, line });
   const last = points.at(-1) ?? {};
@@ -372,7 +374,7 @@ function showHistory() {
   fill(charts.parts, $('parts-chart'), [line.x, ...sums.reverse()], 'Share of each part over time. Newest: '
     + shares.filter(s => share(last, s.key) >= 0.005).map(s => `${s.name} ${percent(share(last, s.key))}`).join(', '));
   fill(charts.queue, $('queue-chart'), [line.x, line.of(waitingShare), line.of(p => share(p, 'queue'))],
-    `Share of both queues over time. Newest: ${percent(waitingShare(last))}; alert line at ${percent(state.history?.alert)}`);
+    `Share of both queues over time. Newest: ${percent(waitingShare(last))}; alert line at ${percent(state.history.alert)}`);
   fill(charts.latency, $('latency-chart'), [line.x, line.of(p => p.mean_ms), line.of(p => p.p95_ms)],
     `Latency over time. Newest: mean ${ms(last.mean_ms)}, p95 ${ms(last.p95_ms)}`);
   follow(charts.parts);
@@ -463,9 +465,11 @@ function pickClass() {
   state.asked = 0;
 }
 
+const short = text => text.length > 80 ? text.slice(0, 79) + '…' : text;
+
 function showChooser() {
-  const classes = (state.verdict.classes ?? []).map(c => [c.class, `${c.class} (${c.cause})`]);
-  if (state.chosen && !classes.some(c => c[0] === state.class)) classes.push([state.class, `${state.class} (no requests)`]);
+  const classes = (state.verdict.classes ?? []).map(c => [c.class, `${short(c.class)} (${c.cause})`]);
+  if (state.chosen && !classes.some(c => c[0] === state.class)) classes.push([state.class, `${short(state.class)} (no requests)`]);
   $('chooser').hidden = classes.length < 2;
   const select = $('class');
   const same = select.options.length === classes.length && classes.every((c, i) => select.options[i].text === c[1] && select.options[i].value === c[0]);
@@ -478,9 +482,9 @@ function choose(name) {
   state.chosen = true;
   state.asked = 0;
   history.replaceState(null, '', '?' + new URLSearchParams({ class: name }));
-  state.history = null;
+  state.history = null; // it is another class's
   show();
-  ask();
+  ask(true);
 }
 
 function showVerdict() {
@@ -628,19 +632,21 @@ function showRequests(records) {
     row.item.remove();
     state.rows.delete(id);
   }
-  $('requests-empty').hidden = state.rows.size > 0;
-  scaleBars();
 }
 
-/** scaleBars gives all bars one scale, that of the slowest; tunnels and endless streams are not to set it. */
-function scaleBars() {
-  const rows = [...state.rows.values()];
+/** arrangeRequests hides what is not asked for and gives all bars one scale, that of the slowest; tunnels and endless streams are not to set it. */
+function arrangeRequests() {
+  const only = !$('chooser').hidden && $('only').checked;
+  $('only-box').hidden = $('chooser').hidden;
+  for (const r of state.rows.values()) r.item.hidden = only && r.record.class !== state.class;
+  const rows = [...state.rows.values()].filter(r => !r.item.hidden);
   const stretch = $('stretch').checked;
   const longest = Math.max(0, ...rows.filter(r => !r.record.upgraded).map(r => r.total));
   for (const r of rows) r.bar.style.width = `${stretch || !longest ? 100 : Math.min(100, 100 * r.total / longest)}%`;
   say($('bar-scale'), longest && !stretch ? `parts; full width is ${ms(longest)}` : 'parts');
   const used = new Set(rows.flatMap(r => r.used));
   for (const [p, item] of requestKeys) item.hidden = !used.has(p);
+  $('requests-empty').hidden = rows.length > 0;
 }
 
 const requestKeys = new Map();
@@ -658,11 +664,11 @@ function requestRow(r) {
   const split = parts.map(p => [p, r.ledger?.[p.key] ?? 0]).filter(([, v]) => v > 0);
   const bar = el('span', { className: 'bar', role: 'img', ariaLabel: largest(split) }, ...split.map(segment));
   const details = el('details', {}, el('summary', {},
-    el('span', { className: 'ended' }, endedAt(r, total)), statusOf(r),
-    el('span', { className: 'total' }, ms(r.total_ms)),
-    el('span', { className: 'track' }, bar),
-    cell('batch', 'batch ', r.batch ? count(r.batch) : '–'),
-    cell('audio', 'audio ', r.audio_seconds ? `${r.audio_seconds.toFixed(1)}${space}s` : '–'),
+    el('span', { className: 'ended' }, endedAt(r, total)), ' ', statusOf(r), ' ',
+    el('span', { className: 'total' }, ms(r.total_ms)), ' ',
+    el('span', { className: 'track' }, bar), ' ',
+    cell('batch', 'batch ', r.batch ? count(r.batch) : '–'), ' ',
+    cell('audio', 'audio ', r.audio_seconds ? `${r.audio_seconds.toFixed(1)}${space}s` : '–'), ' ',
     el('span', { className: 'trace mono' }, r.trace_id ?? '')));
   details.addEventListener('toggle', () => details.open && details.children.length === 1 && details.append(inside(r, total)));
   return { record: r, total, bar, details, used: split.map(s => s[0]), item: el('li', {}, details) };
@@ -722,7 +728,7 @@ function facts(title, pairs) {
     if (value) list.append(el('dt', {}, name), el('dd', {}, value instanceof Node ? value : String(value)));
   }
   if (!list.children.length) list.append(el('dt', {}, 'nothing'));
-  return el('section', { ariaLabel: title }, el('h3', {}, title), list);
+  return el('div', {}, el('h3', {}, title), list);
 }
 
 /** copyable is text with a button. Without a secure context there is no clipboard, so the text is selected instead. */
@@ -745,10 +751,10 @@ async function get(path) {
   return r.text();
 }
 
-/** ask puts one round of questions and shows the answers. One round runs at a time. */
-async function ask() {
+/** ask puts one round of questions and shows the answers. One round runs at a time; none while the page is hidden, or paused unless wanted. */
+async function ask(wanted = false) {
   clearTimeout(state.timer);
-  if (state.asking || document.hidden || state.paused) return;
+  if (state.asking || document.hidden || (state.paused && !wanted)) return;
   state.asking = true;
   try {
     const answers = await round();
@@ -799,6 +805,7 @@ function show(all = true) {
   showVerdict();
   showLimits();
   showTrust();
+  arrangeRequests();
   if (all) showHistory();
   say($('server'), state.verdict.server ?? '');
   say($('version'), state.verdict.version ?? '');
@@ -825,8 +832,8 @@ makeTables();
 makeRequestKeys();
 $('pause').addEventListener('click', pause);
 $('class').addEventListener('change', e => choose(e.target.value));
-$('stretch').addEventListener('change', scaleBars);
-document.addEventListener('visibilitychange', ask);
+for (const id of ['stretch', 'only']) $(id).addEventListener('change', arrangeRequests);
+document.addEventListener('visibilitychange', () => ask());
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
   for (const c of ['parts', 'queue', 'latency', 'forward']) charts[c]?.redraw();
 });

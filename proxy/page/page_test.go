@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -146,6 +147,44 @@ func TestTheScriptMakesNoMarkupOfText(t *testing.T) {
 	}
 }
 
+func TestTextStandsOutFromWhatLiesBehindIt(t *testing.T) {
+	css := read(t, "page.css")
+	light, dark, ok := strings.Cut(css, "prefers-color-scheme: dark")
+	if !ok {
+		t.Fatal("page.css has no dark scheme")
+	}
+	for scheme, text := range map[string]string{"light": light, "dark": dark} {
+		colors := map[string]float64{}
+		for _, m := range regexp.MustCompile(`--([a-z-]+): #([0-9a-f]{6});`).FindAllStringSubmatch(text, -1) {
+			colors[m[1]] = luminance(t, m[2])
+		}
+		for _, front := range []string{"text", "quiet", "accent", "bad", "good"} {
+			for _, back := range []string{"back", "card", "sunk", "bad-back"} {
+				a, b := colors[front], colors[back]
+				if contrast := (max(a, b) + 0.05) / (min(a, b) + 0.05); contrast < 4.5 {
+					t.Errorf("%s scheme: %s on %s has a contrast of %.2f, want at least 4.5", scheme, front, back, contrast)
+				}
+			}
+		}
+	}
+}
+
+// luminance is the relative luminance of a colour, as WCAG 2.2 defines it.
+func luminance(t *testing.T, hex string) float64 {
+	t.Helper()
+	var r, g, b uint8
+	if _, err := fmt.Sscanf(hex, "%02x%02x%02x", &r, &g, &b); err != nil {
+		t.Fatal(err)
+	}
+	linear := func(c uint8) float64 {
+		if v := float64(c) / 255; v > 0.04045 {
+			return math.Pow((v+0.055)/1.055, 2.4)
+		}
+		return float64(c) / 255 / 12.92
+	}
+	return 0.2126*linear(r) + 0.7152*linear(g) + 0.0722*linear(b)
+}
+
 // hostile is a class name as a client could make it.
 const hostile = `POST /<img src=x onerror=alert(1)>`
 
@@ -157,6 +196,7 @@ type fakeWeir struct {
 	requests []map[string]any
 	asked    atomic.Int64                   // questions for the verdict
 	broken   func(question int64) (is bool) // whether weir hangs up on that question; nil: never
+	probe    string                         // script that the page runs beside its own; "": none
 }
 
 // startWeir serves what a busy weir would; change the fields before the first question.
@@ -165,6 +205,20 @@ func startWeir(t *testing.T) *fakeWeir {
 	w := &fakeWeir{verdict: busyVerdict(), history: busyHistory(), requests: lastRequests()}
 	m := http.NewServeMux()
 	m.Handle("GET /", Handler())
+	m.HandleFunc("GET /{$}", func(rw http.ResponseWriter, r *http.Request) {
+		page := httptest.NewRecorder()
+		Handler().ServeHTTP(page, r)
+		maps.Copy(rw.Header(), page.Header())
+		rw.Header().Del("Content-Length")
+		_, _ = io.WriteString(rw, page.Body.String())
+		if w.probe != "" {
+			_, _ = io.WriteString(rw, `<script src="probe.js"></script>`)
+		}
+	})
+	m.HandleFunc("GET /probe.js", func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Content-Type", "text/javascript")
+		_, _ = io.WriteString(rw, w.probe)
+	})
 	m.HandleFunc("GET /api/verdict", func(rw http.ResponseWriter, _ *http.Request) {
 		if n := w.asked.Add(1); w.broken != nil && w.broken(n) {
 			panic(http.ErrAbortHandler)
@@ -173,9 +227,7 @@ func startWeir(t *testing.T) *fakeWeir {
 	})
 	m.HandleFunc("GET /api/history", func(rw http.ResponseWriter, r *http.Request) {
 		h := map[string]any{"class": r.FormValue("class")}
-		for k, v := range w.history {
-			h[k] = v
-		}
+		maps.Copy(h, w.history)
 		answer(rw, h)
 	})
 	m.HandleFunc("GET /api/requests", func(rw http.ResponseWriter, r *http.Request) {
@@ -210,9 +262,7 @@ func class(name, cause string, more map[string]any) map[string]any {
 		"shares": sharesOf(0.52, 0.06, 0.02, 0.03, 0.02, 0.28, 0.02), "tail_shares": sharesOf(0.7, 0.06, 0.02, 0.03, 0.02, 0.12, 0.02),
 		"forward": nil, "warnings": []string{}, "evidence": []string{}, "advice": "",
 	}
-	for k, v := range more {
-		c[k] = v
-	}
+	maps.Copy(c, more)
 	return c
 }
 
