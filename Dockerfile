@@ -9,7 +9,7 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
-    go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /out/weir .
+    go build -trimpath -ldflags "-s -w -X main.linkedVersion=$VERSION" -o /out/weir .
 
 FROM scratch
 # For an OTLP backend behind TLS.

@@ -10,15 +10,15 @@ PYTHON   := /usr/bin/python3
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build test parts vet unit python manifests parts-test bench fuzz demo image image-test lint
+.PHONY: help build test parts vet unit python manifests rules parts-test bench fuzz demo image image-test lint
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r t d; do printf '%-12s %s\n' "$$t" "$$d"; done
 
 build: ## the static binary, as bin/weir
-	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/weir .
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.linkedVersion=$(VERSION)' -o bin/weir .
 
-test: parts vet unit python manifests parts-test ## everything: install the parts, vet, race tests, tests against real programs
+test: parts vet unit python manifests rules parts-test ## everything: install the parts, vet, race tests, tests against real programs
 
 parts: ## install or build the programs that the tests drive
 	@deploy/parts
@@ -33,8 +33,14 @@ unit: vet ## go test -race
 python: parts ## the Python helper's tests
 	cd examples/pocketsphinx && $(PYTHON) -m unittest
 
-manifests: ## strict decoding of the Kubernetes manifests; a module of its own, for its dependencies
-	cd deploy/kubernetes/check && go vet ./... && go test ./...
+# -count=1: Go's test cache does not see files outside of the check's module, and all that it reads lies outside.
+manifests: ## strict decoding of what is under deploy/, and that it agrees with weir; UPDATE=1 renews monitoring.yaml
+	cd deploy/kubernetes/check && go vet ./... && go test -count=1 ./...
+
+rules: parts ## the alerting rules, their tests, and compose's Prometheus configuration
+	promtool check rules --lint=all --lint-fatal deploy/prometheus/weir.rules.yaml
+	promtool test rules deploy/prometheus/weir_test.yaml
+	sed 's|/etc/prometheus/|$(CURDIR)/deploy/prometheus/|' deploy/prometheus/prometheus.yml | promtool check config /dev/stdin
 
 # Only the tests of the files that carry the tag: the others ran under the race detector already.
 parts-test: parts unit ## tests against Prometheus, Jaeger, Chromium, nginx and the real recogniser

@@ -382,7 +382,12 @@ func (q *question) pinned() bool { return q.BatchMax > 0 && q.BatchAtMax >= q.t.
 // undetermined: a full device and a limit set too low trace the same picture
 // until one of them is moved.
 func (q *question) undetermined() bool {
+	copies := ratio(float64(q.Means.Transfer), float64(q.Means.Transfer+q.Means.Forward))
 	switch {
+	case q.BusyOK && q.busy >= q.t.DeviceFull && copies >= q.t.Dominates:
+		q.sayCopies()
+		q.decide(Mixed, above(q.busy, q.t.DeviceFull), "the device is full with copies and with compute: "+q.copyAdvice()+"; then look again")
+		return q.doubt("")
 	case q.BusyOK && q.busy >= q.t.DeviceFull && q.Batch <= 1.05:
 		q.decide(Compute, above(q.busy, q.t.DeviceFull), "another replica or a faster device; if the server can batch, try its max_batch_size above 1 first")
 		return q.doubt("the batch was always one, so whether batching is free is not known")

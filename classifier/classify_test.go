@@ -82,6 +82,8 @@ func TestClassify(t *testing.T) {
 		{"idle, slope unknown", loaded(with(atRest, func(s *Stages) { s.ServerQueue = 400 * msec }), noLine, busy(0.3)), Queue, "below 60 % it has room", false},
 		{"copies hold the device", loaded(with(atRest, func(s *Stages) { s.ServerQueue, s.Transfer = 300*msec, 160*msec }), busy(1),
 			func(r *Report) { r.Copies, r.CopyBytes = 40, 1e6 }), Transfer, "merge the copies", false},
+		{"full, half of it copies", loaded(with(atRest, func(s *Stages) { s.ServerQueue, s.Transfer = 400*msec, 60*msec }), busy(0.98), noLine,
+			func(r *Report) { r.BaselineStages.Transfer = 60 * msec; r.Batch, r.BatchMax, r.BatchAtMax = 1, 1, 1 }), Mixed, "copies take 46 %", true},
 		{"copies grew", loaded(with(atRest, func(s *Stages) { s.Transfer = 250 * msec }), func(r *Report) { r.Copies, r.CopyBytes = 1, 1e9 }), Transfer, "fewer bytes", false},
 		{"decoding grew", loaded(with(atRest, func(s *Stages) { s.Preprocess = 300 * msec })), Host, "preprocessing took 290 ms more", false},
 		{"formatting grew", loaded(with(atRest, func(s *Stages) { s.Postprocess = 300 * msec })), Host, "postprocessing", false},

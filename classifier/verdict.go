@@ -32,31 +32,31 @@ type Verdict struct {
 // Thresholds holds every constant that a verdict depends on. The zero value
 // is of no use; start from [DefaultThresholds].
 type Thresholds struct {
-	MinRequests     int     `yaml:"min_requests"`     // fewer say nothing
-	MinTimed        int     `yaml:"min_timed"`        // fewer timed requests count as no timings
-	MinBaseline     int     `yaml:"min_baseline"`     // fewer low-load requests are no baseline
-	HealthySlowdown float64 `yaml:"healthy_slowdown"` // below, latency is as at low load
-	HealthyQueue    float64 `yaml:"healthy_queue"`    // share of latency in queues that needs no remark
-	QueueShare      float64 `yaml:"queue_share"`      // from here queues are a problem
-	AlertQueue      float64 `yaml:"alert_queue"`      // above one half some limit binds, whatever the batching
-	ClientShare     float64 `yaml:"client_share"`     // upload's share of latency
-	Dominates       float64 `yaml:"dominates"`        // a stage's part of the growth that makes it the cause
-	Inflated        float64 `yaml:"inflated"`         // growth of a stage, over the low-load service, that makes a queue its symptom
-	Tie             float64 `yaml:"tie"`              // two causes whose parts differ by less than this, relatively, are both named
-	Elastic         float64 `yaml:"elastic"`          // forward's elasticity: an interval below is free, above is linear
-	Responds        float64 `yaml:"responds"`         // throughput's elasticity from which more load still gives more
-	Saturated       float64 `yaml:"saturated"`        // and below which it gives nothing
-	DeviceIdle      float64 `yaml:"device_idle"`      // busy share, while requests wait, below which the device has room
-	DeviceFull      float64 `yaml:"device_full"`      // and from which it has none
-	BatchPeriods    float64 `yaml:"batch_periods"`    // a wait of that many batches is inherent in batching
-	BatchPinned     float64 `yaml:"batch_pinned"`     // share of executions at the largest batch that makes it a cap
-	DelayShare      float64 `yaml:"delay_share"`      // server queue over all at low load: a batch timer
-	RefusedShare    float64 `yaml:"refused_share"`    // refused requests that are a problem of their own
-	SuspectShare    float64 `yaml:"suspect_share"`    // impossible timings that spoil the rest
-	Explained       float64 `yaml:"explained"`        // stages explain less of a low-load request: wrong unit
-	CopyRate        float64 `yaml:"copy_rate"`        // bytes/s; a slower, longer copy hides the forward pass
-	Coverage        float64 `yaml:"coverage"`         // timed share below which to warn
-	Instances       float64 `yaml:"instances"`        // executions that the device runs at once
+	MinRequests     int     `yaml:"min_requests" json:"min_requests"`         // fewer say nothing
+	MinTimed        int     `yaml:"min_timed" json:"min_timed"`               // fewer timed requests count as no timings
+	MinBaseline     int     `yaml:"min_baseline" json:"min_baseline"`         // fewer low-load requests are no baseline
+	HealthySlowdown float64 `yaml:"healthy_slowdown" json:"healthy_slowdown"` // below, latency is as at low load
+	HealthyQueue    float64 `yaml:"healthy_queue" json:"healthy_queue"`       // share of latency in queues that needs no remark
+	QueueShare      float64 `yaml:"queue_share" json:"queue_share"`           // from here queues are a problem
+	AlertQueue      float64 `yaml:"alert_queue" json:"alert_queue"`           // above one half some limit binds, whatever the batching
+	ClientShare     float64 `yaml:"client_share" json:"client_share"`         // upload's share of latency
+	Dominates       float64 `yaml:"dominates" json:"dominates"`               // a stage's part of the growth that makes it the cause
+	Inflated        float64 `yaml:"inflated" json:"inflated"`                 // growth of a stage, over the low-load service, that makes a queue its symptom
+	Tie             float64 `yaml:"tie" json:"tie"`                           // two causes whose parts differ by less than this, relatively, are both named
+	Elastic         float64 `yaml:"elastic" json:"elastic"`                   // forward's elasticity: an interval below is free, above is linear
+	Responds        float64 `yaml:"responds" json:"responds"`                 // throughput's elasticity from which more load still gives more
+	Saturated       float64 `yaml:"saturated" json:"saturated"`               // and below which it gives nothing
+	DeviceIdle      float64 `yaml:"device_idle" json:"device_idle"`           // busy share, while requests wait, below which the device has room
+	DeviceFull      float64 `yaml:"device_full" json:"device_full"`           // and from which it has none
+	BatchPeriods    float64 `yaml:"batch_periods" json:"batch_periods"`       // a wait of that many batches is inherent in batching
+	BatchPinned     float64 `yaml:"batch_pinned" json:"batch_pinned"`         // share of executions at the largest batch that makes it a cap
+	DelayShare      float64 `yaml:"delay_share" json:"delay_share"`           // server queue over all at low load: a batch timer
+	RefusedShare    float64 `yaml:"refused_share" json:"refused_share"`       // refused requests that are a problem of their own
+	SuspectShare    float64 `yaml:"suspect_share" json:"suspect_share"`       // impossible timings that spoil the rest
+	Explained       float64 `yaml:"explained" json:"explained"`               // stages explain less of a low-load request: wrong unit
+	CopyRate        float64 `yaml:"copy_rate" json:"copy_rate"`               // bytes/s; a slower, longer copy hides the forward pass
+	Coverage        float64 `yaml:"coverage" json:"coverage"`                 // timed share below which to warn
+	Instances       float64 `yaml:"instances" json:"instances"`               // executions that the device runs at once
 }
 
 // DefaultThresholds returns the constants of reference/methods, measured on

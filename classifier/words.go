@@ -57,6 +57,8 @@ func (q *question) sayBusy() {
 	switch {
 	case q.busy < q.t.DeviceIdle:
 		word = fmt.Sprintf("below %s it has room", percent(q.t.DeviceIdle))
+	case q.busy >= q.t.DeviceFull && q.room == roomFree && !q.pinned():
+		word = fmt.Sprintf("with batches of %.1f on average, of %d at most: larger ones would cost it little", q.Batch, q.BatchMax)
 	case q.busy >= q.t.DeviceFull:
 		word = fmt.Sprintf("from %s it is full", percent(q.t.DeviceFull))
 	}

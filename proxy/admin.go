@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"weir/classifier"
@@ -29,7 +31,24 @@ func (s *Sidecar) admin() http.Handler {
 	m.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	m.HandleFunc("GET /readyz", s.getReady)
 	m.HandleFunc("GET /drain", s.getDrain)
-	return m
+	return sameHost(m)
+}
+
+// sameHost keeps web pages from reading a loopback port under a name of their
+// own (DNS rebinding): there, only localhost and addresses are good names.
+func sameHost(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		local, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+		host := r.Host
+		if h, _, err := net.SplitHostPort(host); err == nil {
+			host = h
+		}
+		if local != nil && local.IP.IsLoopback() && host != "localhost" && net.ParseIP(strings.Trim(host, "[]")) == nil {
+			http.Error(w, fmt.Sprintf("Host %q is not an address of this port; use localhost or %s", r.Host, local), http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 type sharesJSON struct {
@@ -64,6 +83,7 @@ type classJSON struct {
 	Expired    int          `json:"expired"`
 	Canceled   int          `json:"canceled"`
 	Failed     int          `json:"failed"`
+	Refused    int          `json:"refused"` // by the server: 429 and 503
 	Mean       float64      `json:"mean_ms"`
 	P50        float64      `json:"p50_ms"`
 	P95        float64      `json:"p95_ms"`
@@ -80,7 +100,7 @@ func classOf(v classifier.Verdict) classJSON {
 	r := v.Report
 	c := classJSON{
 		Class: v.Class, Cause: string(v.Cause), Confidence: v.Confidence, Since: v.Since,
-		Requests: r.Requests, OK: r.OK, Timed: r.Timed, Rejected: r.Rejected, Expired: r.Expired, Canceled: r.Canceled, Failed: r.Failed,
+		Requests: r.Requests, OK: r.OK, Timed: r.Timed, Rejected: r.Rejected, Expired: r.Expired, Canceled: r.Canceled, Failed: r.Failed, Refused: r.Refused,
 		Mean: milliseconds(r.Mean), P50: milliseconds(r.P50), P95: milliseconds(r.P95), Throughput: r.Throughput,
 		Shares: sharesJSON(r.Shares), Tail: sharesJSON(r.TailShares),
 		Warnings: append([]string{}, v.Warnings...), Evidence: append([]string{}, v.Evidence...), Advice: v.Advice,
@@ -103,7 +123,7 @@ func (s *Sidecar) getVerdict(w http.ResponseWriter, _ *http.Request) {
 		"max_concurrency": g.MaxConcurrency, "max_queue_size": g.MaxQueueSize,
 		"oldest_waiting_ms": milliseconds(g.OldestWaiting), "oldest_inflight_ms": milliseconds(g.OldestInflight),
 		"admitted": g.Admitted, "dropped": s.sink.Dropped() + s.spans.Dropped(),
-		"server": s.server.target, "version": s.version,
+		"listen": s.Addr(), "server": s.server.target, "version": s.version, "thresholds": s.watch.currentThresholds(),
 	})
 }
 
@@ -130,7 +150,7 @@ func (s *Sidecar) getHistory(w http.ResponseWriter, r *http.Request) {
 	points, forward := s.watch.history(class)
 	writeJSON(w, map[string]any{
 		"class": class, "points": append([]point{}, points...), "forward": append([]forwardPoint{}, forward...),
-		"alert": s.watch.alert(),
+		"alert": s.watch.currentThresholds().AlertQueue,
 	})
 }
 

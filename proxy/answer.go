@@ -20,6 +20,10 @@ var (
 	errStopped = errors.New("the answer ended before the upload")
 )
 
+// shuttingDown is the word for requests that come while weir drains. Their
+// connections are closed, so that clients go elsewhere.
+const shuttingDown = "shutting_down"
+
 // A connectError means that no connection to the server could be had.
 type connectError struct{ err error }
 
@@ -60,7 +64,7 @@ func (c *conn) faultOf(err error) fault {
 	case errors.As(err, &limit):
 		return fault{503, "queue_full", limit.Error(), classifier.Rejected}
 	case errors.Is(err, ErrDraining):
-		return fault{503, "shutting_down", "weir is shutting down; retry on another instance", classifier.Rejected}
+		return fault{503, shuttingDown, "weir is shutting down; retry on another instance", classifier.Rejected}
 	case errors.As(err, &connect) && isTimeout(err):
 		return fault{504, "server_timeout", "no connection to " + server + " within connect_timeout; check that the server runs and listens there", classifier.Failed}
 	case errors.As(err, &connect):
@@ -113,7 +117,7 @@ func (c *conn) end(f fault, untouched bool) bool {
 		return false
 	}
 	o.Status = f.status
-	keep := untouched && c.discardBody()
+	keep := untouched && c.discardBody() && f.word != shuttingDown
 	c.reply(f, keep)
 	o.Done = time.Now()
 	return keep

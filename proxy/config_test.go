@@ -212,6 +212,13 @@ func TestMistakesInFlagsAndEnvironment(t *testing.T) {
 			"--limits: limits[0].max: is no key; the keys here are route, model, max_concurrency, max_queue_size, queue_timeout",
 			`--routes: routes[1]: route "asr" does not start with a slash; write /asr`,
 		}},
+		{"no numbers", sources{args: []string{"--keep-queue-share=NaN", "--thresholds", "{tie: '0.1', elastic: .inf, responds: Inf, dominates: 1e999}"}}, []string{
+			`--keep-queue-share: value "NaN" is no number; write digits, as in 0.5, without quotes`,
+			`--thresholds: thresholds.tie: value "0.1" is no number; write digits, as in 0.5, without quotes`,
+			`--thresholds: thresholds.elastic: value ".inf" is no number; write digits, as in 0.5, without quotes`,
+			`--thresholds: thresholds.responds: value "Inf" is no number; write digits, as in 0.5, without quotes`,
+			`--thresholds: thresholds.dominates: value "1e999" is no number; write digits, as in 0.5, without quotes`,
+		}},
 		{"the file comes first", sources{args: []string{"--window=1", "--config=weir.yaml"}, env: map[string]string{"WEIR_WINDOW": "2"}, file: "records: x\nwindow: 3"}, []string{
 			`weir.yaml:1: records: value "x" is no whole number; write digits alone, without quotes`,
 			`weir.yaml:2: window: value "3" has no unit; write 3ms or 3s`,
@@ -220,6 +227,9 @@ func TestMistakesInFlagsAndEnvironment(t *testing.T) {
 		}},
 		{"no file", sources{args: []string{"--config", "none.yaml", "--limits", "[{route: /in-the-file}]"}}, []string{
 			`--config: value "none.yaml" cannot be read: file does not exist; name a file that weir may read`,
+		}},
+		{"no file that can be read as YAML", sources{args: []string{"--config", "weir.yaml", "--limits", "[{route: /in-the-file}]"}, file: "routes: [/in-the-file"}, []string{
+			"weir.yaml:2: is no YAML: did not find expected ',' or ']'; look at colons, quotes and indentation, and put in quotes what begins with [ { * & ! % @ or `",
 		}},
 		{"no file of the environment", sources{env: map[string]string{"WEIR_CONFIG": "none.yaml"}}, []string{
 			`env WEIR_CONFIG: value "none.yaml" cannot be read: file does not exist; name a file that weir may read`,
@@ -448,6 +458,9 @@ func TestPrintTellsWhereEachValueCameFrom(t *testing.T) {
 		if text := " " + strings.Join(strings.Fields(b.String()), " ") + " "; !strings.Contains(text, " "+want) {
 			t.Errorf("%q is not in\n%s", want, b.String())
 		}
+	}
+	if want := `  - {route: "", model: "7", max_concurrency: 0, max_queue_size: 1024, queue_timeout: 0}`; !strings.Contains(b.String(), "\n"+want+"\n") {
+		t.Errorf("no line of its own for %s in\n%s", want, b.String())
 	}
 	again := sources{args: []string{"--config=weir.yaml"}, file: b.String()}.mustLoad(t)
 	if !reflect.DeepEqual(bare(again), bare(c)) {

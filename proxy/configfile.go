@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"reflect"
 	"slices"
@@ -362,7 +361,7 @@ func readScalar(n *yaml.Node, v reflect.Value) (remedy string) {
 		v.SetInt(int64(i))
 	case reflect.Float64:
 		f, err := strconv.ParseFloat(n.Value, 64)
-		if err != nil || tag != "!!int" && tag != "!!float" || math.IsInf(f, 0) || math.IsNaN(f) {
+		if err != nil || tag != "!!int" && tag != "!!float" {
 			return "is no number; write digits, as in 0.5, without quotes"
 		}
 		if f < 0 {

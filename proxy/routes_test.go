@@ -75,6 +75,7 @@ func TestMatch(t *testing.T) {
 		{"POST", "/a-x.b", "POST /a-{model}.b", "/a-{model}.b", "x"},
 		{"POST", "/a-.b", "POST", "", ""},
 		{"POST", "/a-b", "POST", "", ""},
+		{"POST", "/b-x.b", "POST", "", ""},
 
 		// The first of two patterns counts, and a name that is not model is no model.
 		{"POST", "/m/fixed/v/1", "POST /m/{model}/v/{version}", "/m/{model}/v/{version}", "fixed"},
@@ -140,11 +141,11 @@ func TestRoutesThatAreRefused(t *testing.T) {
 func TestMatchAllocatesTheModelOnly(t *testing.T) {
 	r := testRouter(t)
 	for path, most := range map[string]float64{
-		"/v1/audio/transcriptions":       0,
-		"/asr/":                          0,
-		"/asr?x=1":                       0,
-		"/nothing/of/the/kind":           0,
-		"/v2/models/whisper-large/infer": 1,
+		"/v1/audio/transcriptions": 0,
+		"/asr/":                    0,
+		"/asr?x=1":                 0,
+		"/nothing/of/the/kind/that/would/fit/into/32/bytes/of/the/stack":                   0,
+		"/v2/models/whisper-large-v3-turbo-with-a-name-as-long-as-the-path-above-is/infer": 1,
 	} {
 		method, p := []byte("POST"), []byte(path)
 		if n := testing.AllocsPerRun(100, func() { r.Match(method, p) }); n > most {

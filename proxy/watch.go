@@ -234,9 +234,9 @@ func (w *watch) setThresholds(t classifier.Thresholds, latchFor, keepFor time.Du
 	w.thresholds, w.latchFor, w.latchKeep = t, latchFor, keepFor
 }
 
-// alert is the share of queueing in latency from which to be alarmed.
-func (w *watch) alert() float64 {
+// currentThresholds are those that the page shows.
+func (w *watch) currentThresholds() classifier.Thresholds {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.thresholds.AlertQueue
+	return w.thresholds
 }

@@ -17,8 +17,10 @@ const drainTime = 5 * time.Second
 
 const usageHead = `weir asrsim: a simulated GPU server for speech recognition
 
-  POST /asr                       the body is the audio (WAV, or 16 kHz 16 bit mono samples)
-  POST /v1/audio/transcriptions   multipart form: file, and stream=true for server-sent events
+  POST /asr                       the body is the audio: WAV, or 16 kHz 16 bit
+                                  mono samples
+  POST /v1/audio/transcriptions   multipart form: file, and stream=true for
+                                  server-sent events
   GET  /health
 
 All work is slept, not done. forward = forward-base + forward-per-batch x batch
@@ -98,8 +100,8 @@ func (o *options) read(args []string) error {
 
 func (o *options) flags() *flag.FlagSet {
 	f := flag.NewFlagSet("weir asrsim", flag.ContinueOnError)
-	f.StringVar(&o.listen, "listen", "127.0.0.1:8000", "`address` and port to serve on; port 0 takes a free one")
-	f.StringVar(&o.scenario, "scenario", "", "take the settings of `name`: queue, compute, transfer, host, client or healthy; other flags win")
+	f.StringVar(&o.listen, "listen", "127.0.0.1:8000", "`address` to serve on; port 0 takes a free one")
+	f.StringVar(&o.scenario, "scenario", "", "`name` of settings: queue, compute, transfer, host, client or\nhealthy; other flags win")
 	f.IntVar(&o.MaxBatchSize, "max-batch-size", o.MaxBatchSize, "`requests` in one execution")
 	f.DurationVar(&o.BatchDelay, "batch-delay", o.BatchDelay, "how long a free executor waits for its batch to fill")
 	f.IntVar(&o.MaxQueueSize, "max-queue-size", o.MaxQueueSize, "`requests` waiting for a batch; one more is answered 503; 0: no limit")

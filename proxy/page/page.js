@@ -19,12 +19,10 @@ const period = 1000; // ms between two questions
 const patience = 4000; // ms until a question counts as unanswered
 const historyEvery = 5; // questions; a window is longer than that
 const requestsShown = 30;
-const enough = 40; // requests; as min_requests of the thresholds
-const covered = 0.9; // as coverage of the thresholds
 
 const causes = {
   healthy: ['Healthy', 'the server keeps up; requests take about as long as without load'],
-  queue: ['Queue', 'requests wait, while the server has room'],
+  queue: ['Queue', 'requests wait, while the server could take more at once'],
   compute: ['Compute', 'the model’s forward pass is the limit; the device is full'],
   transfer: ['Transfer', 'copies between host and device take the time'],
   host: ['Host', 'code on the server’s CPU holds requests up'],
@@ -329,7 +327,7 @@ function makeForward() {
       { paths: () => null, points: { show: true, size: 7, width: 1, stroke: () => style('--dot'), fill: () => style('--dot') + '66' } },
       { points: { show: false }, width: 2.5, stroke: () => style('--slow') }],
     scales: { x: { time: false, range: fromZero }, y: { range: fromZero } },
-    axes: [axis((u, at) => at.map(v => Number.isInteger(v) ? String(v) : ''), { size: 28 }), valueAxis(ms)],
+    axes: [axis((u, at) => at.map(String), { size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }), valueAxis(ms)],
   });
 }
 
@@ -590,12 +588,12 @@ function showLimits() {
 
 function showTrust() {
   const v = state.verdict, c = current();
-  const coverage = c?.ok > 0 ? c.timed / c.ok : undefined;
+  const coverage = c?.ok > c?.refused ? c.timed / (c.ok - c.refused) : undefined;
   const inSystem = (v.classes ?? []).reduce((sum, k) => sum + k.throughput * k.mean_ms / 1000, 0);
   tiles($('trust'), [
-    { name: 'Requests seen', value: count(c?.requests ?? 0), unit: 'in the window', attention: !!c && c.requests < enough, about: `${count(v.admitted)} admitted since the start, all classes` },
+    { name: 'Requests seen', value: count(c?.requests ?? 0), unit: 'in the window', attention: !!c && c.requests < state.verdict.thresholds.min_requests, about: `${count(v.admitted)} admitted since the start, all classes` },
     { name: 'Answered', value: count(c?.ok ?? 0), about: 'by the server, whatever the status' },
-    { name: 'With stage timings', value: count(c?.timed ?? 0), unit: coverage === undefined ? '' : `(${percent(coverage)})`, attention: coverage < covered,
+    { name: 'With stage timings', value: count(c?.timed ?? 0), unit: coverage === undefined ? '' : `(${percent(coverage)})`, attention: coverage < state.verdict.thresholds.coverage,
       full: coverage === undefined || coverage >= 1 ? undefined : coverage, about: 'of the answered: the server told where its time went' },
     { name: 'Behind the line', value: count(c?.forward?.n ?? 0), about: 'executions of the model from which forward’s line is fitted' },
     { name: 'In the system', value: inSystem > 0 ? inSystem.toFixed(1) : '0', about: `throughput × latency, all classes (Little’s law); now waiting and in flight: ${count(v.waiting + v.inflight)}` },
@@ -606,9 +604,9 @@ function showTrust() {
 function doubts(c, coverage) {
   if (!c) return [];
   const list = [];
-  if (c.requests < enough) list.push(`n is too small: ${plural(c.requests, 'request')} in the window; a verdict takes ${enough}.`);
+  if (c.requests < state.verdict.thresholds.min_requests) list.push(`n is too small: ${plural(c.requests, 'request')} in the window; a verdict takes ${state.verdict.thresholds.min_requests}.`);
   if (c.ok > 0 && c.timed === 0) list.push('The server tells no stage timings (Server-Timing or the like), so only queue, upload and total can be told apart.');
-  else if (coverage < covered) list.push(`Only ${percent(coverage)} of the answered requests carry timings; those without may differ from them.`);
+  else if (coverage < state.verdict.thresholds.coverage) list.push(`Only ${percent(coverage)} of the answered requests carry timings; those without may differ from them.`);
   if (!c.forward) list.push('No line is fitted to forward: the window holds too few executions, or batches that hardly differ.');
   return list;
 }
@@ -671,7 +669,7 @@ function requestRow(r) {
     cell('audio', 'audio ', r.audio_seconds ? `${r.audio_seconds.toFixed(1)}${space}s` : '–'), ' ',
     el('span', { className: 'trace mono' }, r.trace_id ?? '')));
   details.addEventListener('toggle', () => details.open && details.children.length === 1 && details.append(inside(r, total)));
-  return { record: r, total, bar, details, used: split.map(s => s[0]), item: el('li', {}, details) };
+  return { record: r, total, bar, details, used: split.filter(s => s[1] > total / 200).map(s => s[0]), item: el('li', {}, details) };
 }
 
 /** cell holds a value whose unit or name stands in the column's head, where there is one. */

@@ -86,7 +86,7 @@ func lacks(t *testing.T, dom string, wants ...string) {
 func TestTheBrowserShowsTheVerdictAndItsEvidence(t *testing.T) {
 	dom := open(t, startWeir(t).URL, look{name: "busy-light", size: "1440,2600", path: "/"})
 	holds(t, dom,
-		"<b>Queue</b>: requests wait, while the server has room", `data-cause="queue"`, `href="#icon-queue"`,
+		"<b>Queue</b>: requests wait, while the server could take more at once", `data-cause="queue"`, `href="#icon-queue"`,
 		"confidence 0.92 of 1", "58 % of latency is queueing (alert from 50 %)", "Raise max_concurrency (16 now) to 32", "4 of 402 answered requests carried no timings.",
 		"Forward = 38 ms + 1.9 ms for each request in the batch.", "Elasticity 0.31 (95 % confidence interval 0.24 to 0.38, from 212 executions",
 		"of 64", "of 16", "1.24 s", "18,422 admitted", "(99 %)", "v0.1.0", "http://127.0.0.1:9000",
@@ -141,7 +141,8 @@ func TestTheAddressChoosesTheClass(t *testing.T) {
 
 func TestBeforeTheFirstRequestThePageSaysHowToSendOne(t *testing.T) {
 	w := startWeir(t)
-	w.verdict = map[string]any{"classes": []any{}, "waiting": 0, "inflight": 0, "abandoned": 0, "max_concurrency": 0, "admitted": 0, "dropped": 0, "server": "http://127.0.0.1:9000", "version": "v0.1.0", "listen": "127.0.0.1:8080"}
+	w.verdict = map[string]any{"classes": []any{}, "waiting": 0, "inflight": 0, "abandoned": 0, "max_concurrency": 0, "admitted": 0, "dropped": 0, "server": "http://127.0.0.1:9000", "version": "v0.1.0", "listen": "127.0.0.1:8080",
+		"thresholds": map[string]any{"min_requests": 40, "coverage": 0.9}}
 	w.history = map[string]any{"points": []any{}, "forward": []any{}, "alert": 0.5}
 	w.requests = nil
 	dom := open(t, w.URL, look{name: "empty", size: "1440,1500", path: "/"})

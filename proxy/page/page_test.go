@@ -257,7 +257,7 @@ func sharesOf(queue, serverQueue, upload, preprocess, transfer, forward, postpro
 func class(name, cause string, more map[string]any) map[string]any {
 	c := map[string]any{
 		"class": name, "cause": cause, "confidence": 0.92, "since": time.Now().Add(-192 * time.Second),
-		"requests": 418, "ok": 402, "timed": 398, "rejected": 9, "expired": 4, "canceled": 2, "failed": 1,
+		"requests": 418, "ok": 402, "timed": 398, "rejected": 9, "expired": 4, "canceled": 2, "failed": 1, "refused": 0,
 		"mean_ms": 412.3, "p50_ms": 388.1, "p95_ms": 903.7, "throughput": 41.8,
 		"shares": sharesOf(0.52, 0.06, 0.02, 0.03, 0.02, 0.28, 0.02), "tail_shares": sharesOf(0.7, 0.06, 0.02, 0.03, 0.02, 0.12, 0.02),
 		"forward": nil, "warnings": []string{}, "evidence": []string{}, "advice": "",
@@ -283,7 +283,8 @@ func busyVerdict() map[string]any {
 		},
 		"waiting": 23, "inflight": 16, "abandoned": 3, "draining": false, "max_concurrency": 16, "max_queue_size": 64,
 		"oldest_waiting_ms": 412.7, "oldest_inflight_ms": 1240.2, "admitted": 18422, "dropped": 0,
-		"server": "http://127.0.0.1:9000", "version": "v0.1.0",
+		"listen": "127.0.0.1:8080", "server": "http://127.0.0.1:9000", "version": "v0.1.0",
+		"thresholds": map[string]any{"min_requests": 40, "coverage": 0.9},
 	}
 }
 
