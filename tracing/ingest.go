@@ -198,9 +198,10 @@ func (m *member) duration(unit time.Duration) (d time.Duration, untrusted bool) 
 }
 
 // beginAnew forgets what the answer told before weir-queue: another weir in
-// front of the server tells all of it again, merged, from that metric on.
+// front of the server tells all of it again, merged, from that metric on; all
+// but the audio.
 func beginAnew(o *classifier.Observation, l *line) {
-	*l = line{}
+	*l = line{seconds: l.seconds}
 	clear(o.Timings)
 	o.Timings = o.Timings[:0]
 	o.BatchSize, o.SeqLen, o.Tokens, o.ServerTotal = 0, 0, 0, 0
@@ -242,10 +243,11 @@ func (in *Ingest) mapped(o *classifier.Observation, t target, value []byte, sour
 
 // stageHeader reads one of the x-*-time headers, in milliseconds. Gateways
 // copy them, and some servers tell the same stage by Server-Timing as well:
-// these headers count only where nothing else tells of the stage.
+// these headers count only where nothing else tells of the stage; what cannot
+// be read tells nothing.
 func (in *Ingest) stageHeader(o *classifier.Observation, name string, s classifier.Stage, value []byte, source string) {
 	for i := range o.Timings {
-		if o.Timings[i].Stage == s {
+		if t := &o.Timings[i]; t.Stage == s && !t.Untrusted {
 			return
 		}
 	}
@@ -259,9 +261,11 @@ func dropCopies(o *classifier.Observation) {
 	copies := false
 	for i := range o.Timings {
 		t := &o.Timings[i]
-		if isStageHeader(t.Name) {
+		switch {
+		case t.Stage == classifier.StageOther: // the metrics there tell of different things
+		case isStageHeader(t.Name):
 			copies = true
-		} else {
+		case !t.Untrusted:
 			told[t.Stage] = true
 		}
 	}
@@ -292,8 +296,12 @@ func (in *Ingest) totalHeader(o *classifier.Observation, value []byte, unit time
 }
 
 // tellTotal takes the total of a Server-Timing field, which wins over totals
-// of other headers; of several the largest is the outermost.
+// of other headers; of several the largest is the outermost. One past the limit
+// of timings is not known.
 func tellTotal(o *classifier.Observation) {
+	if !toldTotal(o) {
+		return
+	}
 	o.ServerTotal = 0
 	for i := range o.Timings {
 		if t := &o.Timings[i]; t.Name == totalName && !t.Untrusted {
@@ -315,9 +323,13 @@ func toldTotal(o *classifier.Observation) bool {
 // headers have told whose it is.
 func (in *Ingest) holdComputeTime(o *classifier.Observation, value []byte, source string) {
 	if d, ok := headerDuration(value, time.Millisecond); ok {
-		addTiming(o, classifier.Timing{Name: computeTime, Dur: d}, source)
+		addTiming(o, classifier.Timing{Name: heldComputeTime, Dur: d}, source)
 	}
 }
+
+// heldComputeTime names x-compute-time until then. No metric and no mapping can
+// have that name.
+const heldComputeTime = "(" + computeTime + ")"
 
 // settleComputeTime gives x-compute-time its unit: seconds beside TGI's
 // x-validation-time, milliseconds beside TEI's x-tokenization-time. It stands
@@ -327,7 +339,7 @@ func settleComputeTime(o *classifier.Observation) {
 	at, unit := -1, time.Duration(0)
 	for i := range o.Timings {
 		switch o.Timings[i].Name {
-		case computeTime:
+		case heldComputeTime:
 			at = i
 		case validationTime:
 			unit = time.Second
@@ -341,7 +353,10 @@ func settleComputeTime(o *classifier.Observation) {
 	if d := o.Timings[at].Dur; o.ServerTotal == 0 && d <= maxDuration/1000 {
 		o.ServerTotal = d * (unit / time.Millisecond)
 	}
-	o.Timings = slices.DeleteFunc(o.Timings, func(t classifier.Timing) bool { return t.Name == computeTime })
+	o.Timings = slices.DeleteFunc(o.Timings, func(t classifier.Timing) bool { return t.Name == heldComputeTime })
+	if len(o.Timings) == 0 {
+		o.Source = ""
+	}
 }
 
 // addTiming appends a timing, up to the limit; the entry past the limit is a mark

@@ -3,8 +3,6 @@ package tracing
 import (
 	"context"
 	"fmt"
-	"maps"
-	"math"
 	"net/http"
 	"slices"
 	"sync"
@@ -46,13 +44,13 @@ type Metrics struct {
 
 	serverDuration, clientDuration, queueWait, stageDuration, batchSize, stream metric.Float64Histogram
 	rejected, transferIO, observations                                          metric.Int64Counter
-	audio, seconds, fit                                                         metric.Float64Counter
+	audio                                                                       metric.Float64Counter
 
-	classes map[string]*classSeries
 	answers map[answer]answerOptions
 	words   map[attribute.KeyValue][]metric.AddOption
 
-	mu       sync.Mutex // guards verdicts
+	mu       sync.Mutex // guards what follows, which scrapes read
+	classes  map[string]*classSeries
 	verdicts []classifier.Verdict
 }
 
@@ -179,6 +177,12 @@ func (i *instruments) total(name, unit, text string, read func(metric.Int64Obser
 	i.note(err)
 }
 
+func (i *instruments) sums(name, unit, text string, read func(metric.Float64Observer)) {
+	_, err := i.meter.Float64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(text),
+		metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error { read(o); return nil }))
+	i.note(err)
+}
+
 func (m *Metrics) newInstruments(i *instruments) {
 	m.serverDuration = i.histogram("http.server.request.duration", "s", "Requests, from the head read to the last byte given to the client.", durationBuckets)
 	m.clientDuration = i.histogram("http.client.request.duration", "s", "Requests, from admission to the server's last byte.", durationBuckets)
@@ -190,8 +194,10 @@ func (m *Metrics) newInstruments(i *instruments) {
 	m.transferIO = i.counter("weir.transfer.io", "By", "Bytes copied between host and device, as the server tells.")
 	m.observations = i.counter("weir.observations", "{request}", "Finished requests, by where their stage timings came from.")
 	m.audio = i.sum("weir.audio.duration", "s", "Audio received, as the server tells.")
-	m.seconds = i.sum("weir.seconds", "s", "Time that requests spent in each part of their life; parts add up to total.")
-	m.fit = i.sum("weir.fit", "1", "Sums for the line of forward seconds (y) on batch (x), weighted by 1/batch (w).")
+	i.sums("weir.seconds", "s", "Time that requests spent in each part of their life; parts add up to total.",
+		m.observeSums(func(c *classSeries) ([]float64, [][]metric.ObserveOption) { return c.seconds[:], c.partOptions[:] }))
+	i.sums("weir.fit", "1", "Sums for the line of forward seconds (y) on batch (x), weighted by 1/batch (w).",
+		m.observeSums(func(c *classSeries) ([]float64, [][]metric.ObserveOption) { return c.fit[:], c.fitOptions[:] }))
 }
 
 func (m *Metrics) newGauges(i *instruments, g Gauges, version string) {
@@ -264,76 +270,92 @@ func (m *Metrics) observeWindow(read func(*classifier.Report) (float64, bool)) f
 
 func classAttribute(class string) attribute.KeyValue { return attribute.String("weir.class", class) }
 
-// classSeries holds the options of one class's series: making attribute sets
-// anew for each request would cost more than all the rest.
+// classSeries holds one class's additive sums, and the options of its other
+// series: making attribute sets anew for each request would cost more than all
+// the rest.
 type classSeries struct {
-	route   []metric.RecordOption
-	stages  [classifier.NumStages + 1][]metric.RecordOption // the last is what is unattributed
-	parts   map[string][]metric.AddOption
-	fitTerm map[string][]metric.AddOption
+	seconds     [numParts]float64
+	fit         [numTerms]float64
+	partOptions [numParts][]metric.ObserveOption
+	fitOptions  [numTerms][]metric.ObserveOption
+
+	route  []metric.RecordOption
+	stages [classifier.NumStages + 1][]metric.RecordOption // the last is what is unattributed
 }
 
-// The parts of weir.seconds, in the words of [classifier.Shares].
+// The parts of weir.seconds, in the words of [classifier.Shares]. Those of the
+// stages follow in the order of [classifier.Stage], from StageQueue on.
 const (
-	partTotal        = "total"
-	partQueue        = "queue"
-	partServerQueue  = "server_queue"
-	partUpload       = "upload"
-	partUnattributed = "unattributed"
+	partTotal = iota
+	partQueue
+	partUpload
+	partUnattributed
+	partStages
+	numParts = partStages + classifier.NumStages - 1
 )
 
-func partOf(s classifier.Stage) string {
-	if s == classifier.StageQueue {
-		return partServerQueue
+func partName(p int) string {
+	switch {
+	case p < partStages:
+		return [...]string{"total", "queue", "upload", "unattributed"}[p]
+	case p == partStages:
+		return "server_queue"
 	}
-	return s.String()
+	return classifier.Stage(p - partStages + 1).String()
 }
 
-// class returns the series of o's class.
+// The terms of weir.fit.
+const (
+	termW = iota
+	termWX
+	termWY
+	termWXX
+	termWXY
+	termWYY
+	numTerms
+)
+
+var termNames = [numTerms]string{"w", "wx", "wy", "wxx", "wxy", "wyy"}
+
+// class returns the series of o's class; m.mu is held.
 func (m *Metrics) class(o *classifier.Observation) *classSeries {
 	name := o.Class
 	if c := m.classes[name]; c != nil {
 		return c
 	}
+	route := o.Route
 	if len(m.classes) >= maxClasses {
-		name = "(other)"
+		name, route = "(other)", ""
 		if c := m.classes[name]; c != nil {
 			return c
 		}
 	}
-	c := newClassSeries(name, o.Route)
+	c := newClassSeries(name, route)
 	m.classes[name] = c
-	for _, part := range slices.Sorted(maps.Keys(c.parts)) {
-		m.seconds.Add(context.Background(), 0, c.parts[part]...) // a rate needs a first value
-	}
 	return c
 }
 
 func newClassSeries(class, route string) *classSeries {
-	c := &classSeries{parts: make(map[string][]metric.AddOption), fitTerm: make(map[string][]metric.AddOption)}
+	c := &classSeries{}
+	for p := range c.partOptions {
+		c.partOptions[p] = observeOptions(classAttribute(class), attribute.String("weir.part", partName(p)))
+	}
+	for f := range c.fitOptions {
+		c.fitOptions[f] = observeOptions(classAttribute(class), attribute.String("weir.fit.term", termNames[f]))
+	}
 	var base []attribute.KeyValue
 	if route != "" {
 		base = append(base, attribute.String("http.route", route))
 	}
 	c.route = recordOptions(base...)
 	for s := range c.stages {
-		name := partUnattributed
+		name := "unattributed"
 		if s == int(classifier.StageQueue) {
 			name = "queue_in_server"
 		} else if s < classifier.NumStages {
 			name = classifier.Stage(s).String()
 		}
 		c.stages[s] = recordOptions(append(slices.Clone(base), attribute.String("weir.stage", name))...)
-	}
-	parts := []string{partTotal, partQueue, partUpload, partUnattributed}
-	for s := classifier.StageQueue; int(s) < classifier.NumStages; s++ {
-		parts = append(parts, partOf(s))
-	}
-	for _, p := range parts {
-		c.parts[p] = addOptions(classAttribute(class), attribute.String("weir.part", p))
-	}
-	for _, term := range []string{"w", "wx", "wy", "wxx", "wxy", "wyy"} {
-		c.fitTerm[term] = addOptions(classAttribute(class), attribute.String("weir.fit.term", term))
 	}
 	return c
 }
@@ -344,6 +366,23 @@ func recordOptions(kv ...attribute.KeyValue) []metric.RecordOption {
 
 func addOptions(kv ...attribute.KeyValue) []metric.AddOption {
 	return []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(kv...))}
+}
+
+func observeOptions(kv ...attribute.KeyValue) []metric.ObserveOption {
+	return []metric.ObserveOption{metric.WithAttributeSet(attribute.NewSet(kv...))}
+}
+
+func (m *Metrics) observeSums(read func(*classSeries) ([]float64, [][]metric.ObserveOption)) func(metric.Float64Observer) {
+	return func(o metric.Float64Observer) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for _, c := range m.classes {
+			sums, options := read(c)
+			for i, v := range sums {
+				o.Observe(v, options[i]...)
+			}
+		}
+	}
 }
 
 // answer is what the series of one answer differ in.
@@ -393,7 +432,7 @@ func (a answer) attributes() []attribute.KeyValue {
 
 // Observe counts one finished request.
 func (m *Metrics) Observe(o *classifier.Observation) {
-	c := m.class(o)
+	c := m.addSums(o)
 	ctx := context.Background()
 	m.observations.Add(ctx, 1, m.word("weir.timing.source", source(o))...)
 	if o.Outcome == classifier.Rejected || o.Outcome == classifier.Expired {
@@ -410,11 +449,10 @@ func (m *Metrics) Observe(o *classifier.Observation) {
 	}
 	a := m.answer(o)
 	m.serverDuration.Record(traced, o.Total().Seconds(), a.server...)
-	m.queueWait.Record(traced, o.QueueWait().Seconds(), c.route...)
+	m.queueWait.Record(ctx, o.QueueWait().Seconds(), c.route...)
 	if !o.Dequeued.IsZero() {
-		m.clientDuration.Record(traced, max(0, o.Total()-o.QueueWait()).Seconds(), a.client...)
+		m.clientDuration.Record(ctx, max(0, o.Total()-o.QueueWait()).Seconds(), a.client...)
 	}
-	m.observeParts(ctx, c, o)
 	m.observeServer(ctx, c, o)
 }
 
@@ -435,16 +473,23 @@ func (m *Metrics) word(key, value string) []metric.AddOption {
 	return opts
 }
 
-// observeParts adds the request's life to the additive sums. Stages that ran
-// at the same time can exceed the wall time; they are scaled into it, so that
-// the parts of a fleet still add up to its total.
-func (m *Metrics) observeParts(ctx context.Context, c *classSeries, o *classifier.Observation) {
-	l := o.Ledger()
-	add := func(part string, d float64) {
-		if d > 0 {
-			m.seconds.Add(ctx, d, c.parts[part]...)
-		}
+// addSums adds the request to its class's sums.
+func (m *Metrics) addSums(o *classifier.Observation) *classSeries {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.class(o)
+	if !o.Upgraded {
+		c.addParts(o)
+		c.addFit(o)
 	}
+	return c
+}
+
+// addParts adds the request's life. Stages that ran at the same time can
+// exceed the wall time; they are scaled into it, so that the parts of a fleet
+// still add up to its total.
+func (c *classSeries) addParts(o *classifier.Observation) {
+	l := o.Ledger()
 	var stages time.Duration
 	for _, d := range l.Stages {
 		stages += d
@@ -453,14 +498,30 @@ func (m *Metrics) observeParts(ctx context.Context, c *classSeries, o *classifie
 	if l.Overlap > 0 && stages > 0 {
 		scale = max(0, (stages-l.Overlap).Seconds()/stages.Seconds())
 	}
-	upload, rest := l.Upload, l.Overhead+l.Connect+l.Stream+l.Unattributed
-	add(partTotal, o.Total().Seconds())
-	add(partQueue, l.Queue.Seconds())
-	add(partUpload, upload.Seconds())
-	add(partUnattributed, rest.Seconds())
+	c.seconds[partTotal] += o.Total().Seconds()
+	c.seconds[partQueue] += l.Queue.Seconds()
+	c.seconds[partUpload] += l.Upload.Seconds()
+	c.seconds[partUnattributed] += (l.Overhead + l.Connect + l.Stream + l.Unattributed).Seconds()
 	for s := classifier.StageQueue; int(s) < classifier.NumStages; s++ {
-		add(partOf(s), scale*l.Stages[s].Seconds())
+		c.seconds[partStages+int(s)-1] += scale * l.Stages[s].Seconds()
 	}
+}
+
+// addFit adds one point with the weight 1/batch: an execution counts once,
+// however many requests shared it.
+func (c *classSeries) addFit(o *classifier.Observation) {
+	d, ok := o.In(classifier.StageForward)
+	if !ok || d <= 0 || o.BatchSize <= 0 {
+		return
+	}
+	x, y := float64(o.BatchSize), d.Seconds()
+	w := 1 / x
+	c.fit[termW] += w
+	c.fit[termWX] += w * x
+	c.fit[termWY] += w * y
+	c.fit[termWXX] += w * x * x
+	c.fit[termWXY] += w * x * y
+	c.fit[termWYY] += w * y * y
 }
 
 func (m *Metrics) observeServer(ctx context.Context, c *classSeries, o *classifier.Observation) {
@@ -483,7 +544,6 @@ func (m *Metrics) observeServer(ctx context.Context, c *classSeries, o *classifi
 	}
 	if o.BatchSize > 0 {
 		m.batchSize.Record(ctx, float64(o.BatchSize))
-		m.observeFit(ctx, c, o)
 	}
 }
 
@@ -493,20 +553,4 @@ func direction(name string) string {
 		return name
 	}
 	return "unknown"
-}
-
-// observeFit adds one point with the weight 1/batch: an execution counts once,
-// however many requests shared it.
-func (m *Metrics) observeFit(ctx context.Context, c *classSeries, o *classifier.Observation) {
-	d, ok := o.In(classifier.StageForward)
-	if !ok || d <= 0 {
-		return
-	}
-	x, y := float64(o.BatchSize), d.Seconds()
-	w := 1 / x
-	for term, v := range map[string]float64{"w": w, "wx": w * x, "wy": w * y, "wxx": w * x * x, "wxy": w * x * y, "wyy": w * y * y} {
-		if !math.IsInf(v, 0) {
-			m.fit.Add(ctx, v, c.fitTerm[term]...)
-		}
-	}
 }

@@ -404,7 +404,7 @@ func appendOthers(dst []byte, o *classifier.Observation) []byte {
 	limit, limited := trustLimit(o)
 	for i := range o.Timings {
 		t := &o.Timings[i]
-		if t.Untrusted || limited && t.Dur > limit || canonical(t) != canonOther || t.Name == computeTime {
+		if t.Untrusted || limited && t.Dur > limit || canonical(t) != canonOther || t.Name == heldComputeTime {
 			continue
 		}
 		dst = append(append(dst, ", "...), t.Name...)
