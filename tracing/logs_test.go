@@ -63,10 +63,6 @@ func (b *bodies) one(t *testing.T, path string, m proto.Message) {
 	}
 }
 
-func environment(of map[string]string) func(string) string {
-	return func(name string) string { return of[name] }
-}
-
 func textOf(kv []*commonpb.KeyValue, key string) string {
 	for _, a := range kv {
 		if a.Key == key {
@@ -78,7 +74,7 @@ func textOf(kv []*commonpb.KeyValue, key string) string {
 
 func TestAChangeOfVerdictIsALogRecord(t *testing.T) {
 	b := newBodies(t)
-	l, err := NewLogs(t.Context(), Options{Version: "1", Getenv: environment(map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": b.URL, "OTEL_SERVICE_NAME": "asr-weir"})})
+	l, err := NewLogs(t.Context(), Options{Version: "1", Getenv: environment("OTEL_EXPORTER_OTLP_ENDPOINT="+b.URL, "OTEL_SERVICE_NAME=asr-weir")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,12 +101,12 @@ func TestAChangeOfVerdictIsALogRecord(t *testing.T) {
 }
 
 func TestNothingIsSentWhereNothingIsAskedFor(t *testing.T) {
-	for name, env := range map[string]map[string]string{
+	for name, env := range map[string][]string{
 		"no endpoint": {},
-		"none":        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_LOGS_EXPORTER": "none"},
-		"disabled":    {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"},
+		"none":        {"OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", "OTEL_LOGS_EXPORTER=none"},
+		"disabled":    {"OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", "OTEL_SDK_DISABLED=true"},
 	} {
-		l, err := NewLogs(t.Context(), Options{Getenv: environment(env)})
+		l, err := NewLogs(t.Context(), Options{Getenv: environment(env...)})
 		if l != nil || err != nil {
 			t.Errorf("%s: %v, %v", name, l, err)
 		}
@@ -124,7 +120,7 @@ func TestNothingIsSentWhereNothingIsAskedFor(t *testing.T) {
 
 func TestMetricsGoOutByOTLPToo(t *testing.T) {
 	b := newBodies(t)
-	m := testMetrics(t, Options{Getenv: environment(map[string]string{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": b.URL + "/v1/metrics", "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"})})
+	m := testMetrics(t, Options{Getenv: environment("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT="+b.URL+"/v1/metrics", "OTEL_EXPORTER_OTLP_COMPRESSION=gzip")})
 	m.Observe(request())
 	if err := m.Shutdown(t.Context()); err != nil {
 		t.Fatal(err)
