@@ -94,7 +94,7 @@ func (q *question) tooFew() bool {
 	if q.Requests >= q.t.MinRequests {
 		return false
 	}
-	q.say("%d requests in the last %s; a verdict takes %d", q.Requests, q.End.Sub(q.Start).Round(time.Second), q.t.MinRequests)
+	q.say("requests in the last %s: %d; a verdict takes %d", q.End.Sub(q.Start).Round(time.Second), q.Requests, q.t.MinRequests)
 	q.decide(Unknown, 0, "send more traffic, or lengthen the window")
 	q.v.Confidence = 0
 	return true

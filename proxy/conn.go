@@ -194,15 +194,16 @@ func (c *conn) describe(method []byte) {
 		}
 	}
 	c.propagate = c.srv.Sampler.Start(o, hasParent)
-	o.Class, o.Route, o.Model = c.cfg.router.Match(method, c.target)
+	var model []byte
+	o.Class, o.Route, model = c.cfg.router.Match(method, c.target)
 	n := append(c.buf[:0], method...)
 	n = appendRedacted(n, c.target)
 	target := len(n)
-	n = append(append(n, c.req.host...), agent...)
+	n = append(append(append(n, model...), c.req.host...), agent...)
 	c.buf = n
 	s := string(n)
-	host := target + len(c.req.host)
-	o.Method, o.Target, o.Host, o.UserAgent = s[:len(method)], s[len(method):target], s[target:host], s[host:]
+	host, user := target+len(model), target+len(model)+len(c.req.host)
+	o.Method, o.Target, o.Model, o.Host, o.UserAgent = s[:len(method)], s[len(method):target], s[target:host], s[host:user], s[user:]
 }
 
 // appendRedacted appends a target with the values of its query replaced:

@@ -136,9 +136,9 @@ func (r *route) shape() string {
 
 // Match tells the class of a request, the template that its path matches, and
 // the model that the path names; without a template the class is the method.
-// A query in path is passed over, and so is one slash at its end. A literal
-// route costs no allocation, a model one.
-func (r *Router) Match(method, path []byte) (class, template, model string) {
+// A query in path is passed over, and so is one slash at its end. The model
+// is a part of path; nothing is allocated.
+func (r *Router) Match(method, path []byte) (class, template string, model []byte) {
 	m := methodIndex(method)
 	path, _, _ = bytes.Cut(path, []byte("?"))
 	one, name := r.find(path)
@@ -149,9 +149,9 @@ func (r *Router) Match(method, path []byte) (class, template, model string) {
 	case one != nil:
 		return one.classes[m], one.template, modelOf(name)
 	case m < len(methods):
-		return methods[m], "", ""
+		return methods[m], "", nil
 	}
-	return otherMethod, "", ""
+	return otherMethod, "", nil
 }
 
 func methodIndex(method []byte) int {
@@ -211,7 +211,7 @@ func (s *segment) match(part []byte) (value []byte, ok bool) {
 
 // modelOf is the model's name as it stands in the path, cut off where it is
 // too long, and none if it is no text: telemetry takes nothing else.
-func modelOf(name []byte) string {
+func modelOf(name []byte) []byte {
 	if len(name) > maxModel {
 		end := maxModel
 		for end > 0 && !utf8.RuneStart(name[end]) {
@@ -221,11 +221,11 @@ func modelOf(name []byte) string {
 	}
 	for _, c := range name {
 		if c < ' ' || c == 0x7f {
-			return ""
+			return nil
 		}
 	}
 	if !utf8.Valid(name) {
-		return ""
+		return nil
 	}
-	return string(name)
+	return name
 }

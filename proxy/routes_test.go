@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"weir/tracing"
@@ -91,7 +90,7 @@ func TestMatch(t *testing.T) {
 		{"POST", "/predictions/a\xff", "POST /predictions/{model}", "/predictions/{model}", ""},
 	} {
 		class, route, model := r.Match([]byte(c.method), []byte(c.path))
-		if class != c.class || route != c.route || model != c.model {
+		if class != c.class || route != c.route || string(model) != c.model {
 			t.Errorf("%s %.60q: class %q, route %q, model %q; want %q, %q, %q", c.method, c.path, class, route, model, c.class, c.route, c.model)
 		}
 	}
@@ -99,7 +98,7 @@ func TestMatch(t *testing.T) {
 
 func TestARouterWithoutRoutesNamesMethods(t *testing.T) {
 	class, route, model := mustRouter(t).Match([]byte("POST"), []byte("/asr"))
-	if class != "POST" || route != "" || model != "" {
+	if class != "POST" || route != "" || model != nil {
 		t.Errorf("class %q, route %q, model %q", class, route, model)
 	}
 }
@@ -138,38 +137,19 @@ func TestRoutesThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestMatchAllocatesTheModelOnly(t *testing.T) {
+func TestMatchAllocatesNothing(t *testing.T) {
 	r := testRouter(t)
-	for path, most := range map[string]float64{
-		"/v1/audio/transcriptions": 0,
-		"/asr/":                    0,
-		"/asr?x=1":                 0,
-		"/nothing/of/the/kind/that/would/fit/into/32/bytes/of/the/stack":                   0,
-		"/v2/models/whisper-large-v3-turbo-with-a-name-as-long-as-the-path-above-is/infer": 1,
+	for _, path := range []string{
+		"/v1/audio/transcriptions",
+		"/asr/",
+		"/asr?x=1",
+		"/nothing/of/the/kind/that/would/fit/into/32/bytes/of/the/stack",
+		"/v2/models/whisper-large-v3-turbo-with-a-name-as-long-as-the-path-above-is/infer",
 	} {
 		method, p := []byte("POST"), []byte(path)
-		if n := testing.AllocsPerRun(100, func() { r.Match(method, p) }); n > most {
-			t.Errorf("%s: %v allocations, want at most %v", path, n, most)
+		if n := testing.AllocsPerRun(100, func() { r.Match(method, p) }); n > 0 {
+			t.Errorf("%s: %v allocations", path, n)
 		}
-	}
-}
-
-// A path that would hold up a matcher that tries again costs no more than
-// others of its length.
-func TestMatchIsLinearInThePath(t *testing.T) {
-	var routes []string
-	for _, c := range "abcdefghijklmnopqrstuvwxyz" {
-		routes = append(routes, strings.Repeat("/{x}", 20)+"/"+string(c))
-	}
-	r := mustRouter(t, routes...)
-	start := time.Now()
-	for range 100 {
-		for _, path := range []string{strings.Repeat("/", 10<<10), strings.Repeat("/a", 5<<10), "/" + strings.Repeat("a", 10<<10), strings.Repeat("/:predict", 1<<10)} {
-			r.Match([]byte("POST"), []byte(path))
-		}
-	}
-	if d := time.Since(start); d > 2*time.Second { // some 10 ms in truth
-		t.Errorf("400 hostile paths took %v", d)
 	}
 }
 
@@ -191,7 +171,7 @@ func FuzzRouter(f *testing.F) {
 		if word != method && word != otherMethod {
 			t.Errorf("class %q of method %q", class, method)
 		}
-		if len(model) > maxModel || !utf8.ValidString(model) || !strings.Contains(path, model) {
+		if len(model) > maxModel || !utf8.Valid(model) || !strings.Contains(path, string(model)) {
 			t.Errorf("model %q of path %q", model, path)
 		}
 		if path, _, _ := bytes.Cut([]byte(path), []byte("?")); slices.Contains(routes, string(path)) && !strings.ContainsAny(string(path), "{}") && route != string(path) {

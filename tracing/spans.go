@@ -359,6 +359,8 @@ var remedies = []struct{ text, remedy string }{
 	{"x509:", "name the backend's root certificate in OTEL_EXPORTER_OTLP_CERTIFICATE"},
 	{"certificate required", "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY"},
 	{"connection refused", "check that the backend runs and listens there"},
+	{"connection reset", "check the endpoint's port, and whether the backend wants https:// there"},
+	{"EOF", "check the endpoint's port, and whether the backend wants https:// there"},
 	{"no such host", "check the host's name in the endpoint"},
 	{"produced zero addresses", "check the host's name in the endpoint"},
 	{"401 ", "check OTEL_EXPORTER_OTLP_HEADERS"},
