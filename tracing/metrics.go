@@ -104,7 +104,19 @@ func NewMetrics(ctx context.Context, o Options, g Gauges) (*Metrics, error) {
 	if i.err != nil {
 		return nil, fmt.Errorf("metrics: %w", i.err)
 	}
+	m.begin()
 	return m, nil
+}
+
+// begin gives counters of rare events a first value: a rate sees no rise in a
+// series whose first value is the event itself.
+func (m *Metrics) begin() {
+	for _, word := range []string{"queue_full", "queue_timeout", "shutting_down"} {
+		m.rejected.Add(context.Background(), 0, m.word("error.type", word)...)
+	}
+	for _, word := range []string{"none", "header", "trailer"} {
+		m.observations.Add(context.Background(), 0, m.word("weir.timing.source", word)...)
+	}
 }
 
 // metricReader sends all metrics once a minute, or as OTEL_METRIC_EXPORT_INTERVAL says.
@@ -449,7 +461,9 @@ func (m *Metrics) Observe(o *classifier.Observation) {
 	}
 	a := m.answer(o)
 	m.serverDuration.Record(traced, o.Total().Seconds(), a.server...)
-	m.queueWait.Record(ctx, o.QueueWait().Seconds(), c.route...)
+	if o.Outcome != classifier.Rejected { // who was turned away at once did not wait, nor go unqueued
+		m.queueWait.Record(ctx, o.QueueWait().Seconds(), c.route...)
+	}
 	if !o.Dequeued.IsZero() {
 		m.clientDuration.Record(ctx, max(0, o.Total()-o.QueueWait()).Seconds(), a.client...)
 	}

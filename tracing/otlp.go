@@ -197,31 +197,55 @@ func (o Options) endpoint(signal string, grpc bool) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	wrong := func(text string) (string, error) { return "", fmt.Errorf("%s=%q %s", name, value, text) }
-	if _, protocol := o.lookup(signal, "PROTOCOL"); protocol == "" && u.Port() == grpcPort {
-		return wrong("is the port of gRPC; set OTEL_EXPORTER_OTLP_PROTOCOL=grpc (" + grpcPort + " is gRPC, " + httpPort + " is HTTP)")
-	}
-	path := strings.TrimRight(u.Path, "/")
+	_, protocol := o.lookup(signal, "PROTOCOL")
 	own := name == ownVariable(signal, "ENDPOINT")
+	if mistake := portMistake(u, grpc, protocol); mistake != "" {
+		return "", fmt.Errorf("%s=%q %s", name, value, mistake)
+	}
+	if mistake := pathMistake(u, grpc, own, signal); mistake != "" {
+		return "", fmt.Errorf("%s=%q %s", name, value, mistake)
+	}
+	switch {
+	case grpc:
+		u.Path = ""
+		if u.Port() == httpPort && o.Logger != nil {
+			o.Logger.Warn("gRPC goes to the port of HTTP", "variable", name, "value", value, "remedy", "4317 is gRPC, 4318 is HTTP: change the port, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
+		}
+	case !own:
+		u.Path = strings.TrimRight(u.Path, "/") + "/v1/" + signal
+	}
+	u.RawPath = ""
+	return u.String(), nil
+}
+
+// portMistake tells what is wrong with the port of an endpoint; "" if nothing.
+func portMistake(u *url.URL, grpc bool, protocol string) string {
+	switch {
+	case protocol == "" && u.Port() == grpcPort:
+		return "is the port of gRPC; set OTEL_EXPORTER_OTLP_PROTOCOL=grpc (4317 is gRPC, 4318 is HTTP)"
+	case grpc && u.Scheme == "http" && u.Port() == "":
+		return "has no port; add it, usually :" + grpcPort
+	}
+	return ""
+}
+
+// pathMistake tells what is wrong with the path of an endpoint; "" if nothing.
+// The variable of one signal (own) is used as it is; to the general one the
+// signal's path is added.
+func pathMistake(u *url.URL, grpc, own bool, signal string) string {
+	path := strings.TrimRight(u.Path, "/")
 	switch {
 	case grpc && path != "":
-		return wrong("has a path, which gRPC does not use; drop " + u.Path + ", or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
-	case grpc && u.Scheme == "http" && u.Port() == "":
-		return wrong("has no port; add it, usually :" + grpcPort)
+		return "has a path, which gRPC does not use; drop " + path + ", or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
 	case grpc:
 	case own && path == "":
-		return wrong("has no path, and the variable of one signal is used as it is; add /v1/" + signal)
+		return "has no path, and the variable of one signal is used as it is; add /v1/" + signal
 	case own && endsInSignal(path, signal):
-		return wrong("has the path of another signal; use /v1/" + signal)
-	case own:
-		return u.String(), nil
-	case endsInSignal(path, ""):
-		return wrong("has a signal's path, which the general endpoint must not have; drop /v1/..., or use " + ownVariable(signal, "ENDPOINT"))
-	default:
-		path += "/v1/" + signal
+		return "has the path of another signal; use /v1/" + signal
+	case !own && endsInSignal(path, ""):
+		return "has a signal's path, which the general endpoint must not have; drop /v1/..., or use " + ownVariable(signal, "ENDPOINT")
 	}
-	u.Path, u.RawPath = path, ""
-	return u.String(), nil
+	return ""
 }
 
 // parseEndpoint checks what endpoints of all kinds have in common. Where the
@@ -229,7 +253,7 @@ func (o Options) endpoint(signal string, grpc bool) (string, error) {
 func parseEndpoint(name, value string) (*url.URL, error) {
 	lower := strings.ToLower(value)
 	if strings.Contains(value, "@") {
-		return nil, fmt.Errorf("%s has a user or password in it (an @), which exporters do not send; use OTEL_EXPORTER_OTLP_HEADERS=Authorization=Basic%%20...", name)
+		return nil, fmt.Errorf("%s has a user or password in it (an @), which exporters do not send; use OTEL_EXPORTER_OTLP_HEADERS=Authorization=Basic%%20<base64>", name)
 	}
 	if !strings.HasPrefix(lower, "http://") && !strings.HasPrefix(lower, "https://") {
 		return nil, fmt.Errorf("%s=%q needs http:// or https:// in front, as in http://collector:%s", name, value, httpPort)
@@ -287,14 +311,15 @@ func (o Options) tls(signal string, secure bool) (*tls.Config, error) {
 	rootName, root := o.lookup(signal, "CERTIFICATE")
 	certName, cert := o.lookup(signal, "CLIENT_CERTIFICATE")
 	keyName, key := o.lookup(signal, "CLIENT_KEY")
-	endpoint, _ := o.lookup(signal, "ENDPOINT")
 	switch {
 	case root == "" && cert == "" && key == "":
 		return nil, nil
-	case !secure:
-		return nil, fmt.Errorf("certificates are set (%s), but %s is no https:// address; use https://, or unset them", firstSet(rootName, root, certName, cert, keyName), endpoint)
 	case (cert == "") != (key == ""):
 		return nil, fmt.Errorf("%s=%q and %s=%q belong together; set both or none", certName, cert, keyName, key)
+	case !secure && root != "":
+		return nil, fmt.Errorf("%s=%q is for https, but the endpoint is http://; use https://, or unset it", rootName, root)
+	case !secure:
+		return nil, fmt.Errorf("%s=%q is for https, but the endpoint is http://; use https://, or unset it", certName, cert)
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if root != "" {
@@ -315,16 +340,6 @@ func (o Options) tls(signal string, secure bool) (*tls.Config, error) {
 		c.Certificates = []tls.Certificate{pair}
 	}
 	return c, nil
-}
-
-func firstSet(rootName, root, certName, cert, keyName string) string {
-	switch {
-	case root != "":
-		return rootName
-	case cert != "":
-		return certName
-	}
-	return keyName
 }
 
 func (s *exportSettings) secure() bool { return strings.HasPrefix(s.url, "https:") }

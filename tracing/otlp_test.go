@@ -153,6 +153,14 @@ func TestEveryMistakeIsNamedWithItsRemedy(t *testing.T) {
 	}
 }
 
+func TestGRPCToThePortOfHTTPIsNamedAtTheStart(t *testing.T) {
+	var j journal
+	_, err := Options{Logger: j.logger(), Getenv: environment("OTEL_EXPORTER_OTLP_ENDPOINT=http://h:4318", "OTEL_EXPORTER_OTLP_PROTOCOL=grpc")}.export("traces")
+	if err != nil || !strings.Contains(j.String(), "4317 is gRPC, 4318 is HTTP") {
+		t.Errorf("error %v, log %q", err, j.String())
+	}
+}
+
 func TestHeadersAreReadAsTheExportersReadThem(t *testing.T) {
 	for _, c := range []struct {
 		value string

@@ -354,6 +354,7 @@ var remedies = []struct{ text, remedy string }{
 	{"HTTP request to an HTTPS server", "the backend speaks TLS: use https:// in the endpoint"},
 	{`malformed HTTP response "\x15`, "the backend speaks TLS: use https:// in the endpoint"},
 	{"malformed HTTP response", "the backend speaks gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc (4317 is gRPC, 4318 is HTTP)"},
+	{"readLoopPeekFail", "the backend speaks gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc (4317 is gRPC, 4318 is HTTP)"}, // it spoke first
 	{"frame too large", "the backend speaks HTTP: set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf (4317 is gRPC, 4318 is HTTP)"},
 	{"server preface", "the backend speaks no gRPC there: try OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf (4317 is gRPC, 4318 is HTTP), or https://"},
 	{"x509:", "name the backend's root certificate in OTEL_EXPORTER_OTLP_CERTIFICATE"},

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -67,33 +68,57 @@ func rulesOf(t *testing.T) (r rules) {
 	return r
 }
 
-// TestPrometheusRuleIsTheRulesFile also writes it, when UPDATE is set: the
-// rules' text, indented, so that its comments come along.
-func TestPrometheusRuleIsTheRulesFile(t *testing.T) {
-	_, groups, ok := strings.Cut("\n"+read(t, rulesFile), "\ngroups:\n")
-	if !ok {
-		t.Fatalf("%s has no line groups:", rulesFile)
+// TestMain renews what is generated before any test reads it, if UPDATE is set.
+func TestMain(m *testing.M) {
+	if os.Getenv("UPDATE") != "" {
+		text, err := monitoringText()
+		if err == nil {
+			err = os.WriteFile(filepath.Join(root, monitoringFile), []byte(text), 0o644)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	}
-	text := read(t, monitoringFile)
-	head, _, ok := strings.Cut(text, generated)
-	if !ok {
-		t.Fatalf("%s has no line %q", monitoringFile, generated)
+	os.Exit(m.Run())
+}
+
+// monitoringText is what monitoringFile must be: its own head, then the text of
+// the rules, indented, so that their comments come along.
+func monitoringText() (string, error) {
+	text, err := os.ReadFile(filepath.Join(root, monitoringFile))
+	if err != nil {
+		return "", err
 	}
-	var want strings.Builder
-	want.WriteString(head + generated + "  groups:\n")
+	head, _, ok := strings.Cut(string(text), generated)
+	if !ok {
+		return "", fmt.Errorf("%s has no line %q", monitoringFile, generated)
+	}
+	text, err = os.ReadFile(filepath.Join(root, rulesFile))
+	if err != nil {
+		return "", err
+	}
+	_, groups, ok := strings.Cut("\n"+string(text), "\ngroups:\n")
+	if !ok {
+		return "", fmt.Errorf("%s has no line groups:", rulesFile)
+	}
+	var b strings.Builder
+	b.WriteString(head + generated + "  groups:\n")
 	for line := range strings.Lines(groups) {
 		if line != "\n" {
 			line = "  " + line
 		}
-		want.WriteString(line)
+		b.WriteString(line)
 	}
-	switch {
-	case text == want.String():
-	case os.Getenv("UPDATE") != "":
-		if err := os.WriteFile(filepath.Join(root, monitoringFile), []byte(want.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	default:
+	return b.String(), nil
+}
+
+func TestPrometheusRuleIsTheRulesFile(t *testing.T) {
+	want, err := monitoringText()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if read(t, monitoringFile) != want {
 		t.Errorf("%s does not have the rules of %s; run UPDATE=1 make manifests", monitoringFile, rulesFile)
 	}
 	if p := the[prometheusRule](t, manifests(t)); !reflect.DeepEqual(p.Spec, rulesOf(t)) {

@@ -98,65 +98,89 @@ var (
 	name      = regexp.MustCompile(`[a-z_:][a-z0-9_:]*`)
 )
 
+// vocabulary is what a rule can name.
+type vocabulary struct {
+	metrics  map[string]metric
+	rows     map[string]row
+	recorded map[string]bool // by the rules themselves
+	labels   map[string]bool // of any metric
+	values   map[string]bool // of any label
+}
+
+func vocabularyOf(t *testing.T) vocabulary {
+	t.Helper()
+	v := vocabulary{
+		metrics: metrics(t), rows: table(t), values: words(t, "tracing", "classifier", "proxy"),
+		recorded: make(map[string]bool), labels: map[string]bool{"job": true},
+	}
+	for _, r := range v.rows {
+		for _, l := range r.labels {
+			v.labels[l] = true
+		}
+	}
+	for _, g := range rulesOf(t).Groups {
+		for _, r := range g.Rules {
+			v.recorded[r.Record] = true
+		}
+	}
+	return v
+}
+
 // promtool proves that the rules say what their tests expect. This proves that
 // weir tells what the rules ask for: a rule on a metric, a label or a value that
 // nothing sets is silent for ever.
 func TestTheRulesAskForWhatWeirTells(t *testing.T) {
-	rows, have := table(t), metrics(t)
-	values := words(t, "tracing", "classifier", "proxy")
-	recorded := make(map[string]bool)
-	labels := map[string]bool{"job": true}
-	for _, r := range rows {
-		for _, l := range r.labels {
-			labels[l] = true
-		}
-	}
+	v := vocabularyOf(t)
 	for _, g := range rulesOf(t).Groups {
 		for _, r := range g.Rules {
-			recorded[r.Record] = true
-		}
-	}
-	for _, g := range rulesOf(t).Groups {
-		for _, r := range g.Rules {
-			in := r.Record + r.Alert
-			for _, m := range grouping.FindAllStringSubmatch(r.Expr, -1) {
-				for _, l := range name.FindAllString(m[1], -1) {
-					if !labels[l] {
-						t.Errorf("%s: no metric has the label %s", in, l)
-					}
-				}
-			}
-			for _, s := range selector.FindAllStringSubmatch(r.Expr, -1) {
-				for _, m := range matcher.FindAllStringSubmatch(s[2], -1) {
-					switch label, value := m[1], m[3]; {
-					case label == "le":
-						if b := have[strings.TrimSuffix(s[1], "_bucket")].buckets; !slices.Contains(b, value) {
-							t.Errorf("%s: le=%q is none of %s's buckets %v", in, value, s[1], b)
-						}
-					case !recorded[s[1]] && !slices.Contains(rows[base(s[1], have)].labels, label):
-						t.Errorf("%s: %s has no label %s", in, s[1], label)
-					case !labels[label] || !values[value]:
-						t.Errorf("%s: %s has no %s=%q", in, s[1], label, value)
-					}
-				}
-			}
-			bare := r.Expr
-			for _, re := range []*regexp.Regexp{grouping, timeRange, braces} {
-				bare = re.ReplaceAllString(bare, "")
-			}
-			for _, n := range name.FindAllString(bare, -1) {
-				if _, ok := have[base(n, have)]; !ok && !recorded[n] && strings.ContainsAny(n, ":_") {
-					t.Errorf("%s: nothing makes %s", in, n)
-				}
-			}
+			t.Run(r.Record+r.Alert, func(t *testing.T) { v.check(t, r.Expr) })
 		}
 	}
 }
 
+func (v vocabulary) check(t *testing.T, expr string) {
+	t.Helper()
+	for _, m := range grouping.FindAllStringSubmatch(expr, -1) {
+		for _, label := range name.FindAllString(m[1], -1) {
+			if !v.labels[label] {
+				t.Errorf("no metric has the label %s", label)
+			}
+		}
+	}
+	for _, s := range selector.FindAllStringSubmatch(expr, -1) {
+		for _, m := range matcher.FindAllStringSubmatch(s[2], -1) {
+			v.checkMatcher(t, s[1], m[1], m[3])
+		}
+	}
+	for _, re := range []*regexp.Regexp{grouping, timeRange, braces} {
+		expr = re.ReplaceAllString(expr, "")
+	}
+	for _, n := range name.FindAllString(expr, -1) {
+		// The functions that the rules use have neither in their names.
+		if _, ok := v.metrics[v.base(n)]; !ok && !v.recorded[n] && strings.ContainsAny(n, ":_") {
+			t.Errorf("nothing makes %s", n)
+		}
+	}
+}
+
+func (v vocabulary) checkMatcher(t *testing.T, of, label, value string) {
+	t.Helper()
+	switch {
+	case label == "le":
+		if b := v.metrics[v.base(of)].buckets; !slices.Contains(b, value) {
+			t.Errorf("le=%q is none of the buckets of %s: %v", value, of, b)
+		}
+	case !v.recorded[of] && !slices.Contains(v.rows[v.base(of)].labels, label):
+		t.Errorf("%s has no label %s", of, label)
+	case !v.labels[label] || !v.values[value]:
+		t.Errorf("%s has no %s=%q", of, label, value)
+	}
+}
+
 // base is the histogram that a name with a suffix belongs to, or the name.
-func base(name string, have map[string]metric) string {
+func (v vocabulary) base(name string) string {
 	for _, suffix := range []string{"_bucket", "_count", "_sum"} {
-		if h, ok := strings.CutSuffix(name, suffix); ok && have[h].histogram {
+		if h, ok := strings.CutSuffix(name, suffix); ok && v.metrics[h].histogram {
 			return h
 		}
 	}
