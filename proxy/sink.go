@@ -2,35 +2,45 @@ package proxy
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"weir/classifier"
 )
 
-// A Sink takes finished records off the request path: one bounded channel,
+// A Sink takes finished records off the request path: one bounded batch,
 // emptied by one goroutine. When that goroutine falls behind, records are
 // dropped and counted; no request ever waits for telemetry.
 type Sink struct {
-	records chan classifier.Observation
-	half    chan struct{} // the channel is half full
+	mu      sync.Mutex
+	filling []classifier.Observation // its capacity is the bound
+	half    chan struct{}            // filling is half full
 	dropped atomic.Int64
+
+	emptying []classifier.Observation // of Run
 }
 
 // NewSink makes a sink for n records.
 func NewSink(n int) *Sink {
-	return &Sink{records: make(chan classifier.Observation, n), half: make(chan struct{}, 1)}
+	return &Sink{
+		filling: make([]classifier.Observation, 0, n), emptying: make([]classifier.Observation, 0, n),
+		half: make(chan struct{}, 1),
+	}
 }
 
 // Put copies the record in, or drops it.
 func (s *Sink) Put(o *classifier.Observation) {
-	select {
-	case s.records <- *o:
-	default:
-		s.dropped.Add(1)
-		return
+	s.mu.Lock()
+	n := len(s.filling)
+	if n < cap(s.filling) {
+		s.filling = append(s.filling, *o)
 	}
-	if len(s.records) == cap(s.records)/2 {
+	s.mu.Unlock()
+	switch n {
+	case cap(s.filling):
+		s.dropped.Add(1)
+	case cap(s.filling) / 2:
 		select {
 		case s.half <- struct{}{}:
 		default:
@@ -63,9 +73,13 @@ func (s *Sink) Run(ctx context.Context, take func(*classifier.Observation), tick
 	}
 }
 
+// drain swaps the two batches; records are read where they lie.
 func (s *Sink) drain(take func(*classifier.Observation)) {
-	for range len(s.records) {
-		o := <-s.records
-		take(&o)
+	s.mu.Lock()
+	s.filling, s.emptying = s.emptying[:0], s.filling
+	s.mu.Unlock()
+	for i := range s.emptying {
+		take(&s.emptying[i])
 	}
+	clear(s.emptying) // of the strings and timings they hold
 }

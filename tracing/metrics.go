@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -17,8 +18,8 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/sdk/instrumentation"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/trace"
 
 	"weir/classifier"
 )
@@ -42,16 +43,17 @@ type Metrics struct {
 	handler  http.Handler
 	server   []attribute.KeyValue // of the server behind weir
 
-	serverDuration, clientDuration, queueWait, stageDuration, batchSize, stream metric.Float64Histogram
-	rejected, transferIO, observations                                          metric.Int64Counter
-	audio                                                                       metric.Float64Counter
+	sums
+	serverDuration, clientDuration, queueWait, stageDuration, batchSize, stream *family // histograms
+	rejected, transferIO, observations, audio, seconds, fit                     *family // counters
 
-	answers map[answer]answerOptions
-	words   map[attribute.KeyValue][]metric.AddOption
+	classes map[string]*classSeries
+	answers map[answer]answerSeries
+	words   map[attribute.KeyValue]*series // of the counters with one attribute
+	whole   struct{ batchSize, audio *series }
 
-	mu       sync.Mutex // guards what follows, which scrapes read
-	classes  map[string]*classSeries
-	verdicts []classifier.Verdict
+	verdictsMu sync.Mutex // guards verdicts
+	verdicts   []classifier.Verdict
 }
 
 // maxClasses caps the classes, and maxAnswers the combinations of method,
@@ -78,27 +80,27 @@ func NewMetrics(ctx context.Context, o Options, g Gauges) (*Metrics, error) {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	scrape, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo(),
+	m := &Metrics{
+		server:  serverAttributes(o.Server),
+		sums:    sums{scope: instrumentation.Scope{Name: "weir", Version: o.Version}, start: time.Now()},
+		classes: make(map[string]*classSeries), answers: make(map[answer]answerSeries), words: make(map[attribute.KeyValue]*series),
+	}
+	scrape, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithProducer(&m.sums), otelprom.WithoutScopeInfo(),
 		otelprom.WithTranslationStrategy(otlptranslator.UnderscoreEscapingWithSuffixes))
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
 	options := []sdkmetric.Option{sdkmetric.WithReader(scrape), sdkmetric.WithResource(res)}
-	push, err := o.metricReader(ctx)
+	push, err := o.metricReader(ctx, &m.sums)
 	if err != nil {
 		return nil, err
 	}
 	if push != nil {
 		options = append(options, sdkmetric.WithReader(push))
 	}
-	m := &Metrics{
-		provider: sdkmetric.NewMeterProvider(options...),
-		handler:  promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}),
-		server:   serverAttributes(o.Server),
-		classes:  make(map[string]*classSeries), answers: make(map[answer]answerOptions),
-		words: make(map[attribute.KeyValue][]metric.AddOption),
-	}
-	i := instruments{meter: m.provider.Meter("weir", metric.WithInstrumentationVersion(o.Version))}
+	m.provider = sdkmetric.NewMeterProvider(options...)
+	m.handler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
+	i := instruments{meter: m.provider.Meter("weir", metric.WithInstrumentationVersion(o.Version)), sums: &m.sums}
 	m.newInstruments(&i)
 	m.newGauges(&i, g, o.Version)
 	if i.err != nil {
@@ -112,15 +114,16 @@ func NewMetrics(ctx context.Context, o Options, g Gauges) (*Metrics, error) {
 // series whose first value is the event itself.
 func (m *Metrics) begin() {
 	for _, word := range []string{"queue_full", "queue_timeout", "shutting_down"} {
-		m.rejected.Add(context.Background(), 0, m.word("error.type", word)...)
+		m.word(m.rejected, "error.type", word)
 	}
 	for _, word := range []string{"none", "header", "trailer"} {
-		m.observations.Add(context.Background(), 0, m.word("weir.timing.source", word)...)
+		m.word(m.observations, "weir.timing.source", word)
 	}
+	m.whole.batchSize, m.whole.audio = m.batchSize.series(), m.audio.series()
 }
 
 // metricReader sends all metrics once a minute, or as OTEL_METRIC_EXPORT_INTERVAL says.
-func (o Options) metricReader(ctx context.Context) (sdkmetric.Reader, error) {
+func (o Options) metricReader(ctx context.Context, p sdkmetric.Producer) (sdkmetric.Reader, error) {
 	s, err := o.export("metrics")
 	if err != nil || s == nil {
 		return nil, err
@@ -138,13 +141,14 @@ func (o Options) metricReader(ctx context.Context) (sdkmetric.Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
-	return sdkmetric.NewPeriodicReader(exporter, sdkmetric.WithInterval(interval)), nil
+	return sdkmetric.NewPeriodicReader(exporter, sdkmetric.WithInterval(interval), sdkmetric.WithProducer(p)), nil
 }
 
 // instruments makes instruments and keeps the first error.
 type instruments struct {
 	meter metric.Meter
-	err   error
+	*sums
+	err error
 }
 
 func (i *instruments) note(err error) {
@@ -153,22 +157,12 @@ func (i *instruments) note(err error) {
 	}
 }
 
-func (i *instruments) histogram(name, unit, text string, buckets []float64) metric.Float64Histogram {
-	h, err := i.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(buckets...))
-	i.note(err)
-	return h
+func (i *instruments) histogram(name, unit, text string, bounds []float64) *family {
+	return i.family(name, unit, text, bounds)
 }
 
-func (i *instruments) counter(name, unit, text string) metric.Int64Counter {
-	c, err := i.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
-	i.note(err)
-	return c
-}
-
-func (i *instruments) sum(name, unit, text string) metric.Float64Counter {
-	c, err := i.meter.Float64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
-	i.note(err)
-	return c
+func (i *instruments) counter(name, unit, text string) *family {
+	return i.family(name, unit, text, nil)
 }
 
 func (i *instruments) level(name, text string, read func() int64) {
@@ -189,12 +183,6 @@ func (i *instruments) total(name, unit, text string, read func(metric.Int64Obser
 	i.note(err)
 }
 
-func (i *instruments) sums(name, unit, text string, read func(metric.Float64Observer)) {
-	_, err := i.meter.Float64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(text),
-		metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error { read(o); return nil }))
-	i.note(err)
-}
-
 func (m *Metrics) newInstruments(i *instruments) {
 	m.serverDuration = i.histogram("http.server.request.duration", "s", "Requests, from the head read to the last byte given to the client.", durationBuckets)
 	m.clientDuration = i.histogram("http.client.request.duration", "s", "Requests, from admission to the server's last byte.", durationBuckets)
@@ -205,11 +193,9 @@ func (m *Metrics) newInstruments(i *instruments) {
 	m.rejected = i.counter("weir.requests.rejected", "{request}", "Requests that weir refused, by reason.")
 	m.transferIO = i.counter("weir.transfer.io", "By", "Bytes copied between host and device, as the server tells.")
 	m.observations = i.counter("weir.observations", "{request}", "Finished requests, by where their stage timings came from.")
-	m.audio = i.sum("weir.audio.duration", "s", "Audio received, as the server tells.")
-	i.sums("weir.seconds", "s", "Time that requests spent in each part of their life; parts add up to total.",
-		m.observeSums(func(c *classSeries) ([]float64, [][]metric.ObserveOption) { return c.seconds[:], c.partOptions[:] }))
-	i.sums("weir.fit", "1", "Sums for the line of forward seconds (y) on batch (x), weighted by 1/batch (w).",
-		m.observeSums(func(c *classSeries) ([]float64, [][]metric.ObserveOption) { return c.fit[:], c.fitOptions[:] }))
+	m.audio = i.counter("weir.audio.duration", "s", "Audio received, as the server tells.")
+	m.seconds = i.counter("weir.seconds", "s", "Time that requests spent in each part of their life; parts add up to total.")
+	m.fit = i.counter("weir.fit", "1", "Sums for the line of forward seconds (y) on batch (x), weighted by 1/batch (w).")
 }
 
 func (m *Metrics) newGauges(i *instruments, g Gauges, version string) {
@@ -246,8 +232,8 @@ func (m *Metrics) Shutdown(ctx context.Context) error {
 
 // Verdicts replaces the verdicts that are shown.
 func (m *Metrics) Verdicts(v []classifier.Verdict) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.verdictsMu.Lock()
+	defer m.verdictsMu.Unlock()
 	m.verdicts = slices.Clone(v[:min(len(v), maxClasses)])
 }
 
@@ -255,8 +241,8 @@ var causes = []classifier.Cause{classifier.Healthy, classifier.Queue, classifier
 	classifier.Host, classifier.Client, classifier.Mixed, classifier.Unknown}
 
 func (m *Metrics) observeVerdicts(o metric.Float64Observer) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.verdictsMu.Lock()
+	defer m.verdictsMu.Unlock()
 	for _, v := range m.verdicts {
 		for _, c := range causes {
 			is := 0.0
@@ -270,8 +256,8 @@ func (m *Metrics) observeVerdicts(o metric.Float64Observer) {
 
 func (m *Metrics) observeWindow(read func(*classifier.Report) (float64, bool)) func(metric.Float64Observer) {
 	return func(o metric.Float64Observer) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
+		m.verdictsMu.Lock()
+		defer m.verdictsMu.Unlock()
 		for i := range m.verdicts {
 			if x, ok := read(&m.verdicts[i].Report); ok {
 				o.Observe(x, metric.WithAttributes(classAttribute(m.verdicts[i].Class)))
@@ -282,17 +268,12 @@ func (m *Metrics) observeWindow(read func(*classifier.Report) (float64, bool)) f
 
 func classAttribute(class string) attribute.KeyValue { return attribute.String("weir.class", class) }
 
-// classSeries holds one class's additive sums, and the options of its other
-// series: making attribute sets anew for each request would cost more than all
-// the rest.
+// classSeries are the series of one class.
 type classSeries struct {
-	seconds     [numParts]float64
-	fit         [numTerms]float64
-	partOptions [numParts][]metric.ObserveOption
-	fitOptions  [numTerms][]metric.ObserveOption
-
-	route  []metric.RecordOption
-	stages [classifier.NumStages + 1][]metric.RecordOption // the last is what is unattributed
+	seconds           [numParts]*series
+	fit               [numTerms]*series
+	queueWait, stream *series
+	stages            [classifier.NumStages + 1]*series // the last is what is unattributed
 }
 
 // The parts of weir.seconds, in the words of [classifier.Shares]. Those of the
@@ -329,37 +310,33 @@ const (
 
 var termNames = [numTerms]string{"w", "wx", "wy", "wxx", "wxy", "wyy"}
 
-// class returns the series of o's class; m.mu is held.
+// class returns the series of o's class.
 func (m *Metrics) class(o *classifier.Observation) *classSeries {
-	name := o.Class
-	if c := m.classes[name]; c != nil {
+	if c := m.classes[o.Class]; c != nil {
 		return c
 	}
-	route := o.Route
+	name, route := o.Class, o.Route
 	if len(m.classes) >= maxClasses {
 		name, route = "(other)", ""
 		if c := m.classes[name]; c != nil {
 			return c
 		}
 	}
-	c := newClassSeries(name, route)
+	c := m.newClassSeries(name, route)
 	m.classes[name] = c
 	return c
 }
 
-func newClassSeries(class, route string) *classSeries {
+func (m *Metrics) newClassSeries(class, route string) *classSeries {
 	c := &classSeries{}
-	for p := range c.partOptions {
-		c.partOptions[p] = observeOptions(classAttribute(class), attribute.String("weir.part", partName(p)))
+	for p := range c.seconds {
+		c.seconds[p] = m.seconds.series(classAttribute(class), attribute.String("weir.part", partName(p)))
 	}
-	for f := range c.fitOptions {
-		c.fitOptions[f] = observeOptions(classAttribute(class), attribute.String("weir.fit.term", termNames[f]))
+	for f := range c.fit {
+		c.fit[f] = m.fit.series(classAttribute(class), attribute.String("weir.fit.term", termNames[f]))
 	}
-	var base []attribute.KeyValue
-	if route != "" {
-		base = append(base, attribute.String("http.route", route))
-	}
-	c.route = recordOptions(base...)
+	// By route; methods share a series, so the next class of the route finds it.
+	c.queueWait, c.stream = m.route(m.queueWait, route, ""), m.route(m.stream, route, "")
 	for s := range c.stages {
 		name := "unattributed"
 		if s == int(classifier.StageQueue) {
@@ -367,34 +344,29 @@ func newClassSeries(class, route string) *classSeries {
 		} else if s < classifier.NumStages {
 			name = classifier.Stage(s).String()
 		}
-		c.stages[s] = recordOptions(append(slices.Clone(base), attribute.String("weir.stage", name))...)
+		if s != int(classifier.StageOther) {
+			c.stages[s] = m.route(m.stageDuration, route, name)
+		}
 	}
 	return c
 }
 
-func recordOptions(kv ...attribute.KeyValue) []metric.RecordOption {
-	return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(kv...))}
-}
-
-func addOptions(kv ...attribute.KeyValue) []metric.AddOption {
-	return []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(kv...))}
-}
-
-func observeOptions(kv ...attribute.KeyValue) []metric.ObserveOption {
-	return []metric.ObserveOption{metric.WithAttributeSet(attribute.NewSet(kv...))}
-}
-
-func (m *Metrics) observeSums(read func(*classSeries) ([]float64, [][]metric.ObserveOption)) func(metric.Float64Observer) {
-	return func(o metric.Float64Observer) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		for _, c := range m.classes {
-			sums, options := read(c)
-			for i, v := range sums {
-				o.Observe(v, options[i]...)
-			}
+// route finds or makes the series of a route, and of a stage if there is one.
+func (m *Metrics) route(f *family, route, stage string) *series {
+	var kv []attribute.KeyValue
+	if route != "" {
+		kv = append(kv, attribute.String("http.route", route))
+	}
+	if stage != "" {
+		kv = append(kv, attribute.String("weir.stage", stage))
+	}
+	set := attribute.NewSet(kv...)
+	for _, s := range f.all {
+		if s.attributes.Equals(&set) {
+			return s
 		}
 	}
+	return f.series(kv...)
 }
 
 // answer is what the series of one answer differ in.
@@ -403,23 +375,23 @@ type answer struct {
 	status                       int
 }
 
-type answerOptions struct{ server, client []metric.RecordOption }
+type answerSeries struct{ server, client *series }
 
-func (m *Metrics) answer(o *classifier.Observation) answerOptions {
+func (m *Metrics) answer(o *classifier.Observation) answerSeries {
 	a := answer{method: methodAttribute(o), route: o.Route, protocol: o.Protocol, err: o.Error, status: o.Status}
-	if opts, ok := m.answers[a]; ok {
-		return opts
+	if found, ok := m.answers[a]; ok {
+		return found
 	}
 	if len(m.answers) >= maxAnswers {
 		a = answer{method: otherMethod, err: "other"}
+		if found, ok := m.answers[a]; ok {
+			return found
+		}
 	}
 	kv := a.attributes()
-	opts := answerOptions{
-		server: recordOptions(kv...),
-		client: recordOptions(append(slices.Clone(kv), m.server...)...),
-	}
-	m.answers[a] = opts
-	return opts
+	made := answerSeries{m.serverDuration.series(kv...), m.clientDuration.series(append(kv, m.server...)...)}
+	m.answers[a] = made
+	return made
 }
 
 func (a answer) attributes() []attribute.KeyValue {
@@ -437,37 +409,45 @@ func (a answer) attributes() []attribute.KeyValue {
 	case a.err != "":
 		kv = append(kv, attribute.String("error.type", a.err))
 	case a.status >= 500:
-		kv = append(kv, attribute.String("error.type", fmt.Sprint(a.status)))
+		kv = append(kv, attribute.String("error.type", strconv.Itoa(a.status)))
 	}
 	return kv
 }
 
+// word finds or makes the series of a counter's one attribute.
+func (m *Metrics) word(f *family, key, value string) *series {
+	kv := attribute.String(key, value)
+	s := m.words[kv]
+	if s == nil {
+		s = f.series(kv)
+		m.words[kv] = s
+	}
+	return s
+}
+
 // Observe counts one finished request.
 func (m *Metrics) Observe(o *classifier.Observation) {
-	c := m.addSums(o)
-	ctx := context.Background()
-	m.observations.Add(ctx, 1, m.word("weir.timing.source", source(o))...)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.class(o)
+	m.word(m.observations, "weir.timing.source", source(o)).add(1)
 	if o.Outcome == classifier.Rejected || o.Outcome == classifier.Expired {
-		m.rejected.Add(ctx, 1, m.word("error.type", o.Error)...)
+		m.word(m.rejected, "error.type", o.Error).add(1)
 	}
 	if o.Upgraded {
-		m.stream.Record(ctx, o.Total().Seconds(), c.route...)
+		c.stream.record(o.Total().Seconds())
 		return
 	}
-	traced := ctx
-	if o.Sampled { // for exemplars
-		traced = trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{
-			TraceID: o.TraceID, SpanID: o.SpanID, TraceFlags: trace.FlagsSampled}))
-	}
 	a := m.answer(o)
-	m.serverDuration.Record(traced, o.Total().Seconds(), a.server...)
+	a.server.recordTraced(o.Total().Seconds(), o)
 	if o.Outcome != classifier.Rejected { // who was turned away at once did not wait, nor go unqueued
-		m.queueWait.Record(ctx, o.QueueWait().Seconds(), c.route...)
+		c.queueWait.recordTraced(o.QueueWait().Seconds(), o)
 	}
 	if !o.Dequeued.IsZero() {
-		m.clientDuration.Record(ctx, max(0, o.Total()-o.QueueWait()).Seconds(), a.client...)
+		a.client.record(max(0, o.Total()-o.QueueWait()).Seconds())
 	}
-	m.observeServer(ctx, c, o)
+	c.addParts(o)
+	m.observeServer(c, o)
 }
 
 func source(o *classifier.Observation) string {
@@ -475,28 +455,6 @@ func source(o *classifier.Observation) string {
 		return "none"
 	}
 	return o.Source
-}
-
-func (m *Metrics) word(key, value string) []metric.AddOption {
-	kv := attribute.String(key, value)
-	opts := m.words[kv]
-	if opts == nil {
-		opts = addOptions(kv)
-		m.words[kv] = opts
-	}
-	return opts
-}
-
-// addSums adds the request to its class's sums.
-func (m *Metrics) addSums(o *classifier.Observation) *classSeries {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	c := m.class(o)
-	if !o.Upgraded {
-		c.addParts(o)
-		c.addFit(o)
-	}
-	return c
 }
 
 // addParts adds the request's life. Stages that ran at the same time can
@@ -512,52 +470,36 @@ func (c *classSeries) addParts(o *classifier.Observation) {
 	if l.Overlap > 0 && stages > 0 {
 		scale = max(0, (stages-l.Overlap).Seconds()/stages.Seconds())
 	}
-	c.seconds[partTotal] += o.Total().Seconds()
-	c.seconds[partQueue] += l.Queue.Seconds()
-	c.seconds[partUpload] += l.Upload.Seconds()
-	c.seconds[partUnattributed] += (l.Overhead + l.Connect + l.Stream + l.Unattributed).Seconds()
+	c.seconds[partTotal].add(o.Total().Seconds())
+	c.seconds[partQueue].add(l.Queue.Seconds())
+	c.seconds[partUpload].add(l.Upload.Seconds())
+	c.seconds[partUnattributed].add((l.Overhead + l.Connect + l.Stream + l.Unattributed).Seconds())
 	for s := classifier.StageQueue; int(s) < classifier.NumStages; s++ {
-		c.seconds[partStages+int(s)-1] += scale * l.Stages[s].Seconds()
+		c.seconds[partStages+int(s)-1].add(scale * l.Stages[s].Seconds())
 	}
 }
 
-// addFit adds one point with the weight 1/batch: an execution counts once,
-// however many requests shared it.
-func (c *classSeries) addFit(o *classifier.Observation) {
-	d, ok := o.In(classifier.StageForward)
-	if !ok || d <= 0 || o.BatchSize <= 0 {
-		return
-	}
-	x, y := float64(o.BatchSize), d.Seconds()
-	w := 1 / x
-	c.fit[termW] += w
-	c.fit[termWX] += w * x
-	c.fit[termWY] += w * y
-	c.fit[termWXX] += w * x * x
-	c.fit[termWXY] += w * x * y
-	c.fit[termWYY] += w * y * y
-}
-
-func (m *Metrics) observeServer(ctx context.Context, c *classSeries, o *classifier.Observation) {
+func (m *Metrics) observeServer(c *classSeries, o *classifier.Observation) {
 	if o.AudioSeconds > 0 {
-		m.audio.Add(ctx, o.AudioSeconds)
+		m.whole.audio.add(o.AudioSeconds)
 	}
 	if len(o.Timings) == 0 {
 		return
 	}
 	for s := classifier.StageQueue; int(s) < classifier.NumStages; s++ {
 		if d, ok := o.In(s); ok {
-			m.stageDuration.Record(ctx, d.Seconds(), c.stages[s]...)
+			c.stages[s].record(d.Seconds())
 		}
 	}
-	m.stageDuration.Record(ctx, o.Unattributed().Seconds(), c.stages[classifier.NumStages]...)
+	c.stages[classifier.NumStages].record(o.Unattributed().Seconds())
 	for i := range o.Timings {
 		if t := &o.Timings[i]; t.Stage == classifier.StageTransfer && t.Bytes > 0 && !t.Untrusted {
-			m.transferIO.Add(ctx, t.Bytes, m.word("weir.transfer.direction", direction(t.Name))...)
+			m.word(m.transferIO, "weir.transfer.direction", direction(t.Name)).add(float64(t.Bytes))
 		}
 	}
 	if o.BatchSize > 0 {
-		m.batchSize.Record(ctx, float64(o.BatchSize))
+		m.whole.batchSize.record(float64(o.BatchSize))
+		c.addFit(o)
 	}
 }
 
@@ -567,4 +509,18 @@ func direction(name string) string {
 		return name
 	}
 	return "unknown"
+}
+
+// addFit adds one point with the weight 1/batch: an execution counts once,
+// however many requests shared it.
+func (c *classSeries) addFit(o *classifier.Observation) {
+	d, ok := o.In(classifier.StageForward)
+	if !ok || d <= 0 {
+		return
+	}
+	x, y := float64(o.BatchSize), d.Seconds()
+	w := 1 / x
+	for term, v := range [numTerms]float64{w, w * x, w * y, w * x * x, w * x * y, w * y * y} {
+		c.fit[term].add(v)
+	}
 }

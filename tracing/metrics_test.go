@@ -45,14 +45,14 @@ func scrape(t *testing.T, m *Metrics, accept string) string {
 	return string(b)
 }
 
-// series returns the scrape's lines of weir's own and HTTP's metrics.
-func series(text string) (lines []string) {
+// lines returns the scrape's lines of weir's own and HTTP's metrics.
+func lines(text string) (all []string) {
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "weir_") || strings.HasPrefix(line, "http_") {
-			lines = append(lines, strings.TrimSpace(line))
+			all = append(all, strings.TrimSpace(line))
 		}
 	}
-	return lines
+	return all
 }
 
 func TestMetricNames(t *testing.T) {
@@ -98,9 +98,9 @@ func TestMetricNames(t *testing.T) {
 		`weir_verdict{weir_class="POST /asr",weir_verdict_cause="healthy"} 0`,
 		`weir_build_info{version="1.2.3"} 1`,
 	} {
-		if !slices.Contains(series(text), want) {
+		if !slices.Contains(lines(text), want) {
 			name, _, _ := strings.Cut(want, "{")
-			t.Errorf("no series\n  %s\namong\n  %s", want, strings.Join(slices.DeleteFunc(series(text), func(s string) bool { return !strings.HasPrefix(s, name) }), "\n  "))
+			t.Errorf("no series\n  %s\namong\n  %s", want, strings.Join(slices.DeleteFunc(lines(text), func(s string) bool { return !strings.HasPrefix(s, name) }), "\n  "))
 		}
 	}
 	for _, bad := range []string{"_seconds_seconds", "_ratio_ratio", "otel_scope", "weir_verdict_ratio"} {
@@ -139,7 +139,7 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 			o.Timings = []classifier.Timing{{Name: fmt.Sprint("copy", i), Stage: classifier.StageTransfer, Dur: 1, Bytes: 1}}
 			m.Observe(o)
 		}
-		return len(series(scrape(t, m, "text/plain")))
+		return len(lines(scrape(t, m, "text/plain")))
 	}
 	before := observe(0, 3000)
 	if after := observe(3000, 10000); after != before {
@@ -161,7 +161,7 @@ func TestThePartsAddUpToTheTotal(t *testing.T) {
 	o.Timings = nil
 	m.Observe(o)
 	sum, total := 0.0, 0.0
-	for _, line := range series(scrape(t, m, "text/plain")) {
+	for _, line := range lines(scrape(t, m, "text/plain")) {
 		if v := value.FindStringSubmatch(line); v != nil {
 			x, _ := strconv.ParseFloat(v[2], 64)
 			if v[1] == "total" {
