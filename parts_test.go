@@ -461,8 +461,7 @@ func TestTheDemoEndsWithItsVerdict(t *testing.T) {
 	t.Parallel()
 	p := begin(t, []string{"WEIR_TEST_MAIN=1"}, os.Args[0], "demo", "--once", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 	p.says(`Verdict for POST /asr: QUEUE`)
-	<-p.done
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+	if code := p.exit(); code != 0 {
 		t.Errorf("exit code %d: want 0", code)
 	}
 	for line := range strings.Lines(p.output()) {

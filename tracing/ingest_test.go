@@ -107,6 +107,8 @@ func TestXTimeHeadersCountOnlyWhereNothingElseTellsOfTheStage(t *testing.T) {
 		"told twice":           {[]string{"x-queue-time: 5", "x-queue-time: 6"}, "x-queue-time:queue 5ms"},
 		"Server-Timing first":  {[]string{"server-timing: wait;dur=4", "x-queue-time: 5"}, "wait:queue 4ms"},
 		"Server-Timing second": {[]string{"x-queue-time: 5", "server-timing: wait;dur=4"}, "wait:queue 4ms"},
+		"TGI and its copies":   {[]string{"x-validation-time: 1", "x-queue-time: 2", "x-inference-time: 3", "server-timing: forward;dur=3, queue;dur=2, validation;dur=1"}, "forward:forward 3ms, queue:queue 2ms, validation:preprocess 1ms"},
+		"TEI and its copies":   {[]string{"x-tokenization-time: 1", "x-inference-time: 3", "server-timing: infer;dur=3, tokenize;dur=1"}, "infer:forward 3ms, tokenize:preprocess 1ms"},
 		"in the trailer":       {[]string{"x-queue-time: 5", "x-inference-time: 6", "~server-timing: wait;dur=4"}, "x-inference-time:forward 6ms, wait:queue 4ms"},
 		"another stage only":   {[]string{"x-inference-time: 5", "server-timing: wait;dur=4, total;dur=9"}, "x-inference-time:forward 5ms, wait:queue 4ms, total:other 9ms"},
 		"a mapped header":      {[]string{"x-queue-time: 5", "waited: 4"}, "waited:queue 4ms"},
@@ -140,6 +142,7 @@ func TestTotalsOfServersAndGateways(t *testing.T) {
 		"and in a trailer":              {[]string{"x-total-time: 613", "~Server-Timing: total;dur=500"}, 500 * milli, 0},
 		"the largest of Server-Timing":  {[]string{"server-timing: total;dur=500, TOTAL;dur=600, total;dur=400"}, 600 * milli, 0},
 		"a total that is none":          {[]string{"x-total-time: 613", "server-timing: total;dur=-1"}, 613 * milli, 1},
+		"a total that is none, first":   {[]string{"server-timing: total;dur=-1", "x-total-time: 613"}, 613 * milli, 1},
 		"a header that is none":         {[]string{"x-total-time: soon", "openai-processing-ms: -5", "x-runtime: 1e300", "x-runtime:"}, 0, 4},
 		"one past the limit of timings": {[]string{"x-total-time: 613", "server-timing: " + strings.Repeat("x;dur=1,", 32) + "total;dur=500"}, 613 * milli, 1},
 		"none":                          {[]string{"server-timing: queue;dur=5"}, 0, 0},
@@ -158,7 +161,7 @@ func TestGeneratedTokensAreTheLargestTold(t *testing.T) {
 		96: {"x-generated-tokens: 96"},
 		97: {"server-timing: forward;dur=1;tokens=97", "X-Generated-Tokens: 96"},
 		98: {"x-generated-tokens: 98", "server-timing: forward;dur=1;tokens=97"},
-		0:  {"x-generated-tokens: -1", "x-generated-tokens: many", "x-generated-tokens: 1e300"},
+		0:  {"x-generated-tokens: -1", "x-generated-tokens: many", "x-generated-tokens: 1e300", "x-generated-tokens: 9007199254740994"},
 	} {
 		if o := readAnswer(ingestOf(t), lines...); o.Tokens != want {
 			t.Errorf("%q: %d tokens, want %d", lines, o.Tokens, want)
@@ -177,6 +180,7 @@ func TestTheSourceIsTheTrailerIfItToldAnything(t *testing.T) {
 		"a trailer":                 {[]string{"~server-timing: queue;dur=1"}, "trailer"},
 		"both":                      {[]string{"server-timing: queue;dur=1", "~server-timing: forward;dur=1"}, "trailer"},
 		"a trailer without timings": {[]string{"server-timing: queue;dur=1", "~server-timing: forward;batch=1"}, "header"},
+		"in whichever order":        {[]string{"~server-timing: queue;dur=1", "server-timing: forward;dur=1"}, "trailer"},
 		"a mapped trailer":          {[]string{"~took: 5"}, "trailer"},
 		"x-queue-time":              {[]string{"x-queue-time: 5"}, "header"},
 	} {

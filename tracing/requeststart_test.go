@@ -75,6 +75,7 @@ func TestAStampThatCannotBeIsNoWait(t *testing.T) {
 		"19 digits that overflow":             "9999999999999999999",
 		"just past 63 bits":                   "9223372036854775808",
 		"20 digits":                           "17880000002500000000",
+		"20 digits that come round":           "20234744073959551616",
 		"hundreds of digits":                  strings.Repeat("1", 300),
 		"what an empty nginx variable leaves": "t=,",
 		"nothing but commas":                  ",,,",

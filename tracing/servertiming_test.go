@@ -168,6 +168,8 @@ func TestEachParameterIsRead(t *testing.T) {
 		";sync=1":        {synced: true},
 		`;sync="1"`:      {synced: true},
 		";sync=0":        {},
+		";sync=2":        {},
+		";sync=x":        {},
 		";sync=true":     {},
 		";sync=11":       {},
 		";sync":          {},
@@ -411,18 +413,19 @@ func TestTimingsPastTheLimitAreCutAndMarked(t *testing.T) {
 }
 
 func TestALongFieldIsCutAtItsLastWholeMetric(t *testing.T) {
+	const limit = 8192
 	good := "queue;dur=1, preprocess;dur=2, "
 	pad := func(n int, after string) string { // n bytes before after
 		return good + `x;desc="` + strings.Repeat("p", n-len(good)-len(`x;desc="", `)) + `", ` + after
 	}
 	kept, mark := "queue:queue 1ms, preprocess:preprocess 2ms", ", (truncated):other 0s untrusted"
 	for name, c := range map[string]struct{ sent, want string }{
-		"as long as may be":    {pad(maxServerTiming-len("wait;dur=3"), "wait;dur=3"), kept + ", wait:queue 3ms"},
-		"one byte longer":      {pad(maxServerTiming-len("wait;dur=3")+1, "wait;dur=3"), kept + mark},
-		"cut right at a comma": {pad(maxServerTiming-len("wait;dur=3"), "wait;dur=3, forward;dur=4"), kept + ", wait:queue 3ms" + mark},
-		"cut in a number":      {pad(maxServerTiming-len("wait;dur=3"), "wait;dur=34"), kept + mark},
-		"cut in a long metric": {good + "x;dur=3;desc=" + strings.Repeat("p", maxServerTiming), kept + mark},
-		"no comma at all":      {"queue;dur=1;desc=" + strings.Repeat("p", maxServerTiming), mark[2:]},
+		"as long as may be":    {pad(limit-len("wait;dur=3"), "wait;dur=3"), kept + ", wait:queue 3ms"},
+		"one byte longer":      {pad(limit-len("wait;dur=3")+1, "wait;dur=3"), kept + mark},
+		"cut right at a comma": {pad(limit-len("wait;dur=3"), "wait;dur=3, forward;dur=4"), kept + ", wait:queue 3ms" + mark},
+		"cut in a number":      {pad(limit-len("wait;dur=3"), "wait;dur=34"), kept + mark},
+		"cut in a long metric": {good + "x;dur=3;desc=" + strings.Repeat("p", limit), kept + mark},
+		"no comma at all":      {"queue;dur=1;desc=" + strings.Repeat("p", limit), mark[2:]},
 	} {
 		if got := shown(readTimings(t, c.sent).Timings); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
@@ -445,6 +448,7 @@ func TestWhatIsToldToTheClientIsMergedUnderCanonicalNames(t *testing.T) {
 			"weir-queue;dur=12.346, h2d;dur=2;sync=1, forward;dur=2, d2h;dur=2"},
 		{"unknown words last, as they came", "Cache;dur=1.25, total;dur=3, queue;dur=0", "weir-queue;dur=12.346, queue;dur=0, total;dur=3, Cache;dur=1.25"},
 		{"less what cannot be true", "queue;dur=-1, wait;dur=5, forward;dur=2000, lie;dur=2000, x;dur=abc, total;dur=2000", "weir-queue;dur=12.346, queue;dur=5"},
+		{"nothing of what cannot be read", "queue;dur=x, h2d;dur=-1;bytes=5;n=6, forward;dur=1", "weir-queue;dur=12.346, forward;dur=1"},
 		{"decimals", "queue;dur=0.0004, preprocess;dur=0.0005, h2d;dur=1.0015, forward;dur=100.05, d2h;dur=0.9999", "weir-queue;dur=12.346, queue;dur=0, preprocess;dur=0.001, h2d;dur=1.002, forward;dur=100.05, d2h;dur=1"},
 		{"cut", strings.Repeat("forward;dur=1,", 40), "weir-queue;dur=12.346, forward;dur=32"},
 	} {
