@@ -13,9 +13,10 @@ import (
 // emptied by one goroutine. When that goroutine falls behind, records are
 // dropped and counted; no request ever waits for telemetry.
 type Sink struct {
+	size    int // the bound
 	mu      sync.Mutex
-	filling []classifier.Observation // its capacity is the bound
-	half    chan struct{}            // filling is half full
+	filling []classifier.Observation
+	half    chan struct{} // filling is half full
 	dropped atomic.Int64
 
 	emptying []classifier.Observation // of Run
@@ -24,6 +25,7 @@ type Sink struct {
 // NewSink makes a sink for n records.
 func NewSink(n int) *Sink {
 	return &Sink{
+		size:    n,
 		filling: make([]classifier.Observation, 0, n), emptying: make([]classifier.Observation, 0, n),
 		half: make(chan struct{}, 1),
 	}
@@ -33,14 +35,14 @@ func NewSink(n int) *Sink {
 func (s *Sink) Put(o *classifier.Observation) {
 	s.mu.Lock()
 	n := len(s.filling)
-	if n < cap(s.filling) {
+	if n < s.size {
 		s.filling = append(s.filling, *o)
 	}
 	s.mu.Unlock()
 	switch n {
-	case cap(s.filling):
+	case s.size:
 		s.dropped.Add(1)
-	case cap(s.filling) / 2:
+	case s.size / 2:
 		select {
 		case s.half <- struct{}{}:
 		default:
