@@ -96,7 +96,7 @@ func TestAFullQueueSaysWhichLimitAndKeepsTheConnection(t *testing.T) {
 	c.send(post)
 	c.head()
 	c.expect("text")
-	if o := r.record(1); o.Outcome != classifier.Rejected || o.Error != "queue_full" || o.Status != 503 {
+	if o := r.ended(classifier.Rejected); o.Error != "queue_full" || o.Status != 503 {
 		t.Errorf("the record is %+v", o)
 	}
 }
@@ -113,8 +113,8 @@ func TestAnExpiredWaitIs503AndTheServerNeverSawIt(t *testing.T) {
 	if head := c.head(); !strings.HasPrefix(head, "HTTP/1.1 503 ") {
 		t.Errorf("answer %q", head)
 	}
-	o := r.record(0)
-	if o.Outcome != classifier.Expired || o.Error != "queue_timeout" || o.QueueWait() < 30*time.Millisecond || len(h.came) != 0 {
+	o := r.ended(classifier.Expired)
+	if o.Error != "queue_timeout" || o.QueueWait() < 30*time.Millisecond || len(h.came) != 0 {
 		t.Errorf("the record is %+v", o)
 	}
 	h.release <- struct{}{}
@@ -135,7 +135,7 @@ func TestAClientThatLeavesTheQueueIsNoErrorAndFreesItsTurn(t *testing.T) {
 	r.waiting(2)
 	leaver.Close()
 	r.waiting(1)
-	if o := r.record(0); o.Outcome != classifier.Canceled || o.Status != 0 || !o.Dequeued.IsZero() {
+	if o := r.ended(classifier.Canceled); o.Status != 0 || !o.Dequeued.IsZero() {
 		t.Errorf("the record is %+v", o)
 	}
 	h.release <- struct{}{}
@@ -223,7 +223,7 @@ func TestADrainedWeirRefusesAndTellsToComeAgainElsewhere(t *testing.T) {
 	if head := c.head(); !strings.HasPrefix(head, "HTTP/1.1 503 ") || !strings.Contains(head, "Retry-After") {
 		t.Errorf("answer %q", head)
 	}
-	if o := r.record(0); o.Error != "shutting_down" {
+	if o := r.ended(classifier.Rejected); o.Error != "shutting_down" {
 		t.Errorf("the record is %+v", o)
 	}
 }

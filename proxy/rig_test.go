@@ -93,6 +93,22 @@ func (r *rig) record(n int) classifier.Observation {
 	return o
 }
 
+// ended waits for a record with that outcome.
+func (r *rig) ended(with classifier.Outcome) (o classifier.Observation) {
+	r.Helper()
+	r.eventually(func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, o = range r.records {
+			if o.Outcome == with {
+				return true
+			}
+		}
+		return false
+	}, "a record that is %s", with)
+	return o
+}
+
 // eventually waits, bounded, for what another goroutine brings about.
 func (r *rig) eventually(ok func() bool, format string, args ...any) {
 	r.Helper()

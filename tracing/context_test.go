@@ -287,8 +287,8 @@ func TestANilSamplerPassesTheContextOnAsItCame(t *testing.T) {
 	}
 }
 
-// traceOf is a trace id whose low half is n.
-func traceOf(r *rand.Rand) (id [16]byte) {
+// anyTrace is a random trace id.
+func anyTrace(r *rand.Rand) (id [16]byte) {
 	for i := range id {
 		id[i] = byte(r.Uint32())
 	}
@@ -304,7 +304,7 @@ func TestTheRatioDecidesByTheTraceIdAsOpenTelemetryDoes(t *testing.T) {
 		peer := sdktrace.TraceIDRatioBased(ratio)
 		kept := 0
 		for range 20000 {
-			id := traceOf(r)
+			id := anyTrace(r)
 			want := peer.ShouldSample(sdktrace.SamplingParameters{TraceID: trace.TraceID(id)}).Decision == sdktrace.RecordAndSample
 			o := classifier.Observation{TraceID: id, ParentID: [8]byte{1}}
 			a.Start(&o, true)
@@ -352,7 +352,7 @@ func TestALargerRatioKeepsWhatASmallerOneDoes(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	small, large := sampler(t, "traceidratio", "0.2", true), sampler(t, "traceidratio", "0.3", true)
 	for range 20000 {
-		if id := traceOf(r); small.keeps(id) && !large.keeps(id) {
+		if id := anyTrace(r); small.keeps(id) && !large.keeps(id) {
 			t.Fatalf("trace %x is kept at 0.2 but not at 0.3", id)
 		}
 	}
