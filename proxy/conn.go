@@ -7,6 +7,7 @@ import (
 	"net"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -175,13 +176,15 @@ func (c *conn) describe(method []byte) {
 	o := &c.pass.Observation
 	o.Protocol, o.Client = "http/1.1", c.addr
 	var agent, state []byte
-	hasParent := false
+	hasParent, parents := false, 0
 	for i := range c.req.fields {
 		switch f := &c.req.fields[i]; f.kind {
 		case fieldUserAgent:
 			agent = f.value
+		case fieldTraceparent:
+			parents++
 		case fieldTracestate:
-			state = f.value
+			state = joinState(state, f.value)
 		case fieldRequestStart:
 			if d, ok := tracing.RequestStart(f.name, f.value, time.Now()); ok {
 				o.Before = max(o.Before, d)
@@ -189,7 +192,7 @@ func (c *conn) describe(method []byte) {
 		}
 	}
 	for i := range c.req.fields {
-		if f := &c.req.fields[i]; f.kind == fieldTraceparent {
+		if f := &c.req.fields[i]; f.kind == fieldTraceparent && parents == 1 { // of several, none can be trusted
 			hasParent = tracing.ReadTraceparent(o, f.value, state)
 		}
 	}
@@ -204,6 +207,14 @@ func (c *conn) describe(method []byte) {
 	s := string(n)
 	host, user := target+len(model), target+len(model)+len(c.req.host)
 	o.Method, o.Target, o.Model, o.Host, o.UserAgent = s[:len(method)], s[len(method):target], s[target:host], s[host:user], s[user:]
+}
+
+// joinState makes one list of several tracestate fields.
+func joinState(a, b []byte) []byte {
+	if a == nil {
+		return b
+	}
+	return slices.Concat(a, []byte(","), b)
 }
 
 // appendRedacted appends a target with the values of its query replaced:

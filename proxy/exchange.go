@@ -107,6 +107,7 @@ func (c *conn) appendRequest() {
 		case c.req.upgrade && f.kind == fieldUpgrade:
 			b = append(append(b, f.raw...), "Connection: Upgrade\r\n"...)
 		case f.kind == fieldTraceparent || c.req.dropped(f):
+		case f.kind == fieldTracestate && c.propagate && c.pass.TraceState == "": // of another trace, or malformed
 		case f.kind == fieldContentLength || f.kind == fieldTransferEncoding:
 			b = appendFraming(b, &c.req, f)
 		case f.kind == fieldTE:

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"weir/classifier"
+	"weir/tracing"
 )
 
 const parent = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
@@ -46,6 +47,40 @@ func TestTheServerGetsTheTraceWithWeirsOwnSpan(t *testing.T) {
 	}
 	if fmt.Sprintf("%x", o.ParentID) != "b7ad6b7169203331" || !o.Sampled {
 		t.Errorf("the record is %+v", o)
+	}
+}
+
+func TestATracestateOnlyGoesOnWithItsTrace(t *testing.T) {
+	for name, c := range map[string]struct {
+		sent  string
+		trust bool
+		want  []string // of the server's head
+		never string
+	}{
+		"two fields":           {parent + "tracestate: a=1\r\ntracestate: b=2\r\n", true, []string{"tracestate: a=1\r\n", "tracestate: b=2\r\n", "0af7651916cd43dd8448eb211c80319c"}, "nothing"},
+		"no parent":            {"tracestate: a=1\r\n", true, []string{"traceparent: "}, "tracestate"},
+		"a malformed parent":   {"traceparent: 00-xyz\r\ntracestate: a=1\r\n", true, []string{"traceparent: 00-"}, "tracestate"},
+		"two parents":          {parent + parent + "tracestate: a=1\r\n", true, []string{"traceparent: 00-"}, "0af7651916cd43dd8448eb211c80319c"},
+		"a parent not trusted": {parent + "tracestate: a=1\r\n", false, []string{"traceparent: 00-"}, "tracestate"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr, heads := seen(t, plainOK)
+			r := newRig(t, addr)
+			var err error
+			if r.Sampler, err = tracing.NewSampler("", "", c.trust); err != nil {
+				t.Fatal(err)
+			}
+			r.dial().send("GET /asr HTTP/1.1\r\nHost: asr\r\n%s\r\n", c.sent)
+			h := <-heads
+			for _, want := range c.want {
+				if !strings.Contains(h, want) {
+					t.Errorf("no %q in %q", want, h)
+				}
+			}
+			if strings.Contains(h, c.never) || strings.Count(h, "traceparent") != 1 {
+				t.Errorf("%q is in %q, or traceparent is not there once", c.never, h)
+			}
+		})
 	}
 }
 

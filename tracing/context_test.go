@@ -382,6 +382,7 @@ func FuzzTraceparent(f *testing.F) {
 	} {
 		f.Add([]byte(s), []byte("rojo=00f067aa0ba902b7, congo=t61rcWkgMzE"))
 	}
+	f.Add([]byte("00-"+traceHex+"-"+parentHex+"-01"), []byte("rojo=1"))
 	f.Add([]byte("00-"+traceHex+"-"+parentHex+"-02"), []byte(strings.Repeat("k=v,", 40)))
 	f.Add([]byte("00-"+traceHex+"-"+parentHex+"-02"), []byte("a="+strings.Repeat("v", 250)+",b="+strings.Repeat("v", 250)+",c="+strings.Repeat("v", 100)))
 	f.Fuzz(func(t *testing.T, parent, state []byte) {
