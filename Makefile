@@ -49,7 +49,8 @@ parts-test: parts unit ## tests against Prometheus, Jaeger, Chromium, nginx and 
 	packages=$$(dirname $$files | sort -u); \
 	set -x; go test -count=1 -tags parts -run "^($$names)\$$" $$packages
 
-bench: parts ## benchmarks beside their peers, BENCH=regexp for some
+bench: parts ## beside nginx, a ReverseProxy and nothing; then each package's own, BENCH=regexp for some
+	go run ./examples/bench
 	go test -tags parts -run '^$$' -bench '$(BENCH)' -benchmem ./...
 
 fuzz: ## each fuzz target in turn for FUZZTIME

@@ -76,7 +76,7 @@ func beginJaeger(t *testing.T) jaeger {
 	if err := os.WriteFile(config, fmt.Appendf(nil, jaegerConfig, a[0], a[1], a[2], a[3], a[4]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	begin(t, nil, filepath.Join(partsFolder(t), "bin", "jaeger"), "--config", config)
+	begin(t, []string{"OTEL_TRACES_SAMPLER=always_off"}, filepath.Join(partsFolder(t), "bin", "jaeger"), "--config", config)
 	eventually(t, 60*time.Second, "Jaeger is up", func() bool {
 		r, err := http.Get("http://" + a[2] + "/status")
 		if err != nil {
@@ -305,8 +305,8 @@ func browse(t *testing.T, url, picture string) string {
 }
 
 // quickRules are deploy/prometheus/weir.rules.yaml with windows that a test
-// can wait for.
-func quickRules(t *testing.T) string {
+// can wait for; alerts keep firing for the given time.
+func quickRules(t *testing.T, keep string) string {
 	t.Helper()
 	b, err := os.ReadFile("deploy/prometheus/weir.rules.yaml")
 	if err != nil {
@@ -314,18 +314,20 @@ func quickRules(t *testing.T) string {
 	}
 	return strings.NewReplacer("[5m]", "[8s]", "[15m]", "[8s]", "[30m]", "[16s]", "[1h]", "[16s]", "[6h]", "[16s]",
 		"interval: 15s", "interval: 1s", "interval: 30s", "interval: 1s", "interval: 1m", "interval: 1s",
-		"keep_firing_for: 5m", "keep_firing_for: 1h", "for: 2m", "for: 3s", "for: 5m", "for: 3s", "for: 10m", "for: 3s", "for: 15m", "for: 3s").Replace(string(b))
+		"keep_firing_for: 5m", "keep_firing_for: "+keep, "for: 2m", "for: 3s", "for: 5m", "for: 3s", "for: 10m", "for: 3s", "for: 15m", "for: 3s").Replace(string(b))
 }
 
-func beginPrometheus(t *testing.T, targets map[string]string) (api string) {
+// beginPrometheus scrapes the targets of each job every second. more is added
+// to its configuration.
+func beginPrometheus(t *testing.T, targets map[string][]string, keep, more string) (api string) {
 	t.Helper()
 	dir := t.TempDir()
 	var c strings.Builder
-	fmt.Fprintf(&c, "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%s/rules.yaml]\nscrape_configs:\n", dir)
-	for job, target := range targets {
-		fmt.Fprintf(&c, "  - {job_name: %s, static_configs: [{targets: [%q]}]}\n", job, strings.TrimPrefix(target, "http://"))
+	fmt.Fprintf(&c, "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%s/rules.yaml]\n%sscrape_configs:\n", dir, more)
+	for job, urls := range targets {
+		fmt.Fprintf(&c, "  - {job_name: %s, static_configs: [{targets: [%s]}]}\n", job, strings.ReplaceAll(strings.Join(urls, ", "), "http://", ""))
 	}
-	for name, text := range map[string]string{"prometheus.yml": c.String(), "rules.yaml": quickRules(t)} {
+	for name, text := range map[string]string{"prometheus.yml": c.String(), "rules.yaml": quickRules(t, keep)} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -364,7 +366,7 @@ func firing(t *testing.T, api, alert string) (jobs []string) {
 // TestEachScenarioGetsItsVerdictAndOnlyTheQueueItsAlert runs all scenarios at
 // once: they sleep most of the time.
 func TestEachScenarioGetsItsVerdictAndOnlyTheQueueItsAlert(t *testing.T) {
-	targets := map[string]string{}
+	targets := map[string][]string{}
 	weirs := map[string]*sidecar{}
 	for _, s := range asrsim.Scenarios() {
 		sim, err := asrsim.New(s.Server)
@@ -375,9 +377,9 @@ func TestEachScenarioGetsItsVerdictAndOnlyTheQueueItsAlert(t *testing.T) {
 		t.Cleanup(func() { server.Close(); sim.Close() })
 		w := beginWeir(t, server.URL, nil, "--window", asrsim.Window.String(), "--verdict-for", "4s", "--verdict-keep-for", "4s",
 			"--max-concurrency", strconv.Itoa(s.MaxConcurrency), "--max-queue-size", strconv.Itoa(s.MaxQueueSize))
-		weirs[s.Name], targets[s.Name] = w, w.admin
+		weirs[s.Name], targets[s.Name] = w, []string{w.admin}
 	}
-	api := beginPrometheus(t, targets)
+	api := beginPrometheus(t, targets, "1h", "")
 	var loads sync.WaitGroup
 	verdicts := map[string]string{}
 	var mu sync.Mutex
@@ -431,25 +433,29 @@ func verdict(t *testing.T, w *sidecar) (cause, text string) {
 	return c.Cause, fmt.Sprint(c.Cause, " ", c.Confidence, "\n  ", strings.Join(c.Evidence, "\n  "))
 }
 
+// promValue is the one value of a query; NaN, and an error, if there is none.
+func promValue(t *testing.T, api, query string) float64 {
+	t.Helper()
+	_, body := get(t, api+"/api/v1/query?query="+url.QueryEscape(query))
+	var answer struct {
+		Data struct{ Result []struct{ Value [2]any } }
+	}
+	if err := json.Unmarshal([]byte(body), &answer); err != nil || len(answer.Data.Result) != 1 {
+		t.Errorf("%s: %v in %s", query, err, body)
+		return math.NaN()
+	}
+	x, err := strconv.ParseFloat(fmt.Sprint(answer.Data.Result[0].Value[1]), 64)
+	if err != nil {
+		t.Error(err)
+	}
+	return x
+}
+
 // checkRecorded compares the slope that Prometheus computes from the additive
 // sums with the simulator's own, and the parts with their total.
 func checkRecorded(t *testing.T, api string) {
 	t.Helper()
-	value := func(query string) float64 {
-		_, body := get(t, api+"/api/v1/query?query="+url.QueryEscape(query))
-		var answer struct {
-			Data struct{ Result []struct{ Value [2]any } }
-		}
-		if err := json.Unmarshal([]byte(body), &answer); err != nil || len(answer.Data.Result) != 1 {
-			t.Errorf("%s: %v in %s", query, err, body)
-			return math.NaN()
-		}
-		x, err := strconv.ParseFloat(fmt.Sprint(answer.Data.Result[0].Value[1]), 64)
-		if err != nil {
-			t.Error(err)
-		}
-		return x
-	}
+	value := func(query string) float64 { t.Helper(); return promValue(t, api, query) }
 	terms := func(a, b string) string {
 		return fmt.Sprintf(`scalar(weir_fit_total{job="compute",weir_fit_term="%s"})*scalar(weir_fit_total{job="compute",weir_fit_term="%s"})`, a, b)
 	}
