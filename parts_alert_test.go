@@ -82,14 +82,7 @@ func beginAlertmanager(t *testing.T, hook string) (address string) {
 	}
 	address = free(t, 1)[0]
 	begin(t, nil, "prometheus-alertmanager", "--config.file="+file, "--storage.path="+dir, "--web.listen-address="+address, "--cluster.listen-address=", "--log.level=warn")
-	eventually(t, 60*time.Second, "Alertmanager is up", func() bool {
-		r, err := http.Get("http://" + address + "/-/ready")
-		if err != nil {
-			return false
-		}
-		r.Body.Close()
-		return r.StatusCode == 200
-	})
+	ready(t, "Alertmanager", "http://" + address + "/-/ready")
 	return address
 }
 

@@ -42,6 +42,19 @@ func free(t *testing.T, n int) (addresses []string) {
 	return addresses
 }
 
+// ready waits until a program that was started answers.
+func ready(t *testing.T, name, url string) {
+	t.Helper()
+	eventually(t, 60*time.Second, name+" is up", func() bool {
+		r, err := http.Get(url)
+		if err != nil {
+			return false
+		}
+		r.Body.Close()
+		return r.StatusCode == 200
+	})
+}
+
 // beginRecogniser starts the real recogniser and returns its URL.
 func beginRecogniser(t *testing.T) string {
 	t.Helper()
@@ -77,14 +90,7 @@ func beginJaeger(t *testing.T) jaeger {
 		t.Fatal(err)
 	}
 	begin(t, []string{"OTEL_TRACES_SAMPLER=always_off"}, filepath.Join(partsFolder(t), "bin", "jaeger"), "--config", config)
-	eventually(t, 60*time.Second, "Jaeger is up", func() bool {
-		r, err := http.Get("http://" + a[2] + "/status")
-		if err != nil {
-			return false
-		}
-		r.Body.Close()
-		return r.StatusCode == 200
-	})
+	ready(t, "Jaeger", "http://" + a[2] + "/status")
 	return jaeger{"http://" + a[0], "http://" + a[3], "http://" + a[4]}
 }
 
@@ -334,14 +340,7 @@ func beginPrometheus(t *testing.T, targets map[string][]string, keep, more strin
 	}
 	address := free(t, 1)[0]
 	begin(t, nil, "prometheus", "--config.file="+dir+"/prometheus.yml", "--storage.tsdb.path="+dir+"/data", "--web.listen-address="+address, "--log.level=warn")
-	eventually(t, 60*time.Second, "Prometheus is up", func() bool {
-		r, err := http.Get("http://" + address + "/-/ready")
-		if err != nil {
-			return false
-		}
-		r.Body.Close()
-		return r.StatusCode == 200
-	})
+	ready(t, "Prometheus", "http://" + address + "/-/ready")
 	return "http://" + address
 }
 
