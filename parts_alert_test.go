@@ -82,7 +82,7 @@ func beginAlertmanager(t *testing.T, hook string) (address string) {
 	}
 	address = free(t, 1)[0]
 	begin(t, nil, "prometheus-alertmanager", "--config.file="+file, "--storage.path="+dir, "--web.listen-address="+address, "--cluster.listen-address=", "--log.level=warn")
-	ready(t, "Alertmanager", "http://" + address + "/-/ready")
+	ready(t, "Alertmanager", "http://"+address+"/-/ready")
 	return address
 }
 

@@ -90,7 +90,7 @@ func beginJaeger(t *testing.T) jaeger {
 		t.Fatal(err)
 	}
 	begin(t, []string{"OTEL_TRACES_SAMPLER=always_off"}, filepath.Join(partsFolder(t), "bin", "jaeger"), "--config", config)
-	ready(t, "Jaeger", "http://" + a[2] + "/status")
+	ready(t, "Jaeger", "http://"+a[2]+"/status")
 	return jaeger{"http://" + a[0], "http://" + a[3], "http://" + a[4]}
 }
 
@@ -340,7 +340,7 @@ func beginPrometheus(t *testing.T, targets map[string][]string, keep, more strin
 	}
 	address := free(t, 1)[0]
 	begin(t, nil, "prometheus", "--config.file="+dir+"/prometheus.yml", "--storage.tsdb.path="+dir+"/data", "--web.listen-address="+address, "--log.level=warn")
-	ready(t, "Prometheus", "http://" + address + "/-/ready")
+	ready(t, "Prometheus", "http://"+address+"/-/ready")
 	return "http://" + address
 }
 
