@@ -100,6 +100,7 @@ func (c *conn) fail(err error) bool {
 	f := c.faultOf(err)
 	inTouch := c.server.Conn != nil
 	c.dropServer() // before the place is given to another
+	c.srv.Gate.Release(&c.pass)
 	return c.end(f, !inTouch)
 }
 
@@ -126,7 +127,7 @@ func (c *conn) end(f fault, untouched bool) bool {
 // reset closes the client's connection so that a part of an answer cannot
 // pass for a whole one.
 func (c *conn) reset() {
-	if tcp, ok := c.client.Conn.(*net.TCPConn); ok && c.answered {
+	if tcp, ok := c.client.Conn.(*net.TCPConn); ok && c.answered && c.byClose {
 		_ = tcp.SetLinger(0)
 	}
 	c.client.w.Reset(&c.client)
@@ -188,7 +189,7 @@ func (c *conn) reply(f fault, keep bool) {
 		b = append(append(append(b, "Proxy-Status: weir; error="...), proxyError(f)...), "\r\n"...)
 	}
 	b = append(appendConnection(b, keep, c.req.minor), "\r\n"...)
-	if string(c.parsed.Method()) != "HEAD" {
+	if !c.headOnly {
 		b = append(b, text...)
 	}
 	c.buf = b

@@ -42,6 +42,8 @@ type conn struct {
 	lastUsed  time.Time // when the server's connection gave its last answer
 	bodiless  bool      // and that it had no body, whatever its head said
 	answered  bool      // bytes of an answer may have reached the client
+	byClose   bool      // and the client learns its end from the connection's
+	headOnly  bool      // the request is HEAD: no answer to it has a body
 
 	gone     chan struct{} // closed when the client has left
 	clientID int32
@@ -147,11 +149,14 @@ func (c *conn) awaitRequest() error {
 
 func (c *conn) readRequest() (method []byte, err error) {
 	c.client.expect(c.cfg.headTimeout, true)
+	c.headOnly = false
 	b, err := peekHead(&c.client.r, c.cfg.maxHeadSize)
 	if err != nil {
 		return nil, err
 	}
-	if err = c.req.parse(b); err != nil {
+	err = c.req.parse(b)
+	c.headOnly = bytes.HasPrefix(c.req.line, []byte("HEAD "))
+	if err != nil {
 		return nil, err
 	}
 	method, target, err := c.req.checkRequest()
@@ -233,12 +238,13 @@ func (c *conn) forward() bool {
 	c.startUpload()
 	c.pass.Overhead = time.Since(c.pass.Dequeued) - c.pass.Connect
 	keep, err := c.download()
-	keep = c.endUpload(keep && err == nil) && keep
+	inStep := c.endUpload(err == nil, keep)
 	if err != nil {
 		return c.fail(err)
 	}
-	if !keep {
-		if c.client.r.Buffered() > 0 {
+	if !keep || !inStep {
+		c.dropServer() // before the client takes its time
+		if c.up.err != errStopped {
 			c.linger()
 		}
 		return false

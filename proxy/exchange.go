@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"weir/classifier"
 	"weir/tracing"
 )
 
@@ -74,6 +73,9 @@ func (c *conn) recoverUpload() {
 func (c *conn) runUpload() {
 	u := &c.up
 	u.err = u.run()
+	if c.client.stopped.Load() && isTimeout(u.err) {
+		u.err = errStopped // not the client's fault
+	}
 	if u.err == nil {
 		if err := c.server.w.Flush(); err != nil {
 			u.err = &flushError{err}
@@ -221,7 +223,7 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 	down.dechunk = down.chunked && c.req.minor == '0'
 	down.trailer = c.onTrailer
 	switch {
-	case string(c.parsed.Method()) == "HEAD" || status == 204 || status == 304:
+	case c.headOnly || status == 204 || status == 304:
 		down.body = body{}
 	case down.chunked:
 		down.length = -1
@@ -230,7 +232,7 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 	keep = serverStays && !c.req.close && (c.req.minor != '0' || c.req.alive && !down.dechunk) &&
 		(!c.up.running || c.up.ending.Load()) && !c.srv.draining()
 	c.appendAnswer(&down, keep)
-	c.answered = true
+	c.answered, c.byClose = true, down.dechunk || !down.chunked && down.length < 0
 	o.Overhead += time.Since(o.Responded)
 
 	err = down.run()
@@ -294,34 +296,27 @@ func (c *conn) appendTold(b []byte) []byte {
 }
 
 // endUpload waits for the upload to end, or ends it; it tells whether the
-// client's connection is still in step. When the answer is over, the client
-// gets a little time to finish what it is sending.
-func (c *conn) endUpload(keep bool) bool {
+// client's connection is still in step. After a whole answer the client gets a
+// little time to finish what it is sending.
+func (c *conn) endUpload(answered, keep bool) bool {
 	u, o := &c.up, &c.pass.Observation
-	wasRunning := u.running
 	if u.running {
-		if !keep && c.answered {
+		if answered && !keep {
 			closeWrite(c.client.Conn)
 		}
-		c.waitUpload(o)
+		c.waitUpload(answered)
 		u.running = false
 	}
 	if !o.Upgraded {
 		o.BytesIn = u.moved
 	}
 	o.Sent = u.sent
-	if u.err == nil {
-		return true
-	}
-	if wasRunning && c.answered {
-		c.linger()
-	}
-	return false
+	return u.err == nil
 }
 
-func (c *conn) waitUpload(o *classifier.Observation) {
+func (c *conn) waitUpload(answered bool) {
 	u := &c.up
-	if o.Status != 0 && c.answered {
+	if answered {
 		t := time.NewTimer(lingerTime)
 		defer t.Stop()
 		select {
