@@ -102,6 +102,9 @@ func (c *conn) appendRequest() {
 	w, b := c.server.w, c.buf[:0]
 	b = append(append(b, c.parsed.Method()...), ' ')
 	b = append(append(b, c.target...), " HTTP/1.1\r\n"...)
+	if c.req.hosts == 0 { // HTTP/1.0 needs none, HTTP/1.1 does
+		b = append(append(append(b, "Host: "...), c.srv.host()...), "\r\n"...)
+	}
 	started := false
 	for i := range c.req.fields {
 		f := &c.req.fields[i]
@@ -205,7 +208,10 @@ func (c *conn) sendInterim() error {
 	b := append(append(c.buf[:0], "HTTP/1.1 "...), c.res.line[9:]...)
 	b = append(b, "\r\n"...)
 	for i := range c.res.fields {
-		if f := &c.res.fields[i]; !c.res.dropped(f) {
+		f := &c.res.fields[i]
+		switch {
+		case c.res.dropped(f), f.kind == fieldContentLength, f.kind == fieldTransferEncoding:
+		default:
 			b = append(b, f.raw...)
 		}
 	}
@@ -228,7 +234,7 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 	case down.chunked:
 		down.length = -1
 	}
-	serverStays := !c.res.close && (c.res.minor != '0' || c.res.alive) && (down.chunked || down.length >= 0)
+	serverStays := !c.res.close && !c.res.doubtful() && (c.res.minor != '0' || c.res.alive) && (down.chunked || down.length >= 0)
 	keep = serverStays && !c.req.close && (c.req.minor != '0' || c.req.alive && !down.dechunk) &&
 		(!c.up.running || c.up.ending.Load()) && !c.srv.draining()
 	c.appendAnswer(&down, keep)
@@ -351,8 +357,8 @@ func closeWrite(nc net.Conn) {
 // sides have ended or one breaks.
 func (c *conn) tunnel() error {
 	o := &c.pass.Observation
-	if !c.req.upgrade || c.up.running {
-		return &answerError{badHead("101 without a request to upgrade")}
+	if !c.req.upgrade || !c.res.switches() || c.up.running {
+		return &answerError{badHead("101 to what was not asked for")}
 	}
 	if !c.setPhase(tunnel) {
 		return ErrClientGone

@@ -125,6 +125,14 @@ func (s *Server) dial(ctx context.Context) (net.Conn, error) {
 	return s.dialer.DialContext(ctx, s.network, s.address)
 }
 
+// host is the server's name in a request that brings none.
+func (s *Server) host() string {
+	if s.network == "unix" {
+		return "localhost"
+	}
+	return s.address
+}
+
 // Shutdown lets requests and tunnels in flight end until ctx does, then cuts
 // them. Connections that wait for a request are closed at once. The listener
 // is the caller's to close.
