@@ -67,12 +67,16 @@ func (c *conn) faultOf(err error) fault {
 		return fault{503, shuttingDown, "weir is shutting down; retry on another instance", classifier.Rejected}
 	case errors.As(err, &connect) && isTimeout(err):
 		return fault{504, "server_timeout", "no connection to " + server + " within connect_timeout; check that the server runs and listens there", classifier.Failed}
+	case errors.As(err, &connect) && (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)):
+		return fault{503, "too_many_connections", "no file descriptor is left to connect to " + server + "; raise the limit (ulimit -n), or set max_connections below half of it", classifier.Failed}
 	case errors.As(err, &connect):
 		return fault{502, "server_unreachable", "cannot connect to " + server + "; check that the server runs and listens there", classifier.Failed}
 	case errors.As(err, &flush):
 		return fault{0, "client_gone", "the client left", classifier.Canceled}
 	case upstream != nil && errors.Is(upstream, errBadBody):
 		return fault{400, "bad_request", "the body's chunked coding is malformed", classifier.Failed}
+	case upstream != nil && errors.As(upstream, &flush) && isTimeout(upstream):
+		return fault{504, "server_timeout", server + " took no bytes of the request for write_timeout; check whether it is stuck", classifier.Failed}
 	case upstream != nil && isTimeout(upstream):
 		return fault{408, "client_timeout", "the body did not come within body_timeout", classifier.Canceled}
 	case upstream != nil && !errors.As(upstream, &flush) && !errors.Is(upstream, errStopped) && !errors.Is(upstream, errBug):

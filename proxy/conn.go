@@ -36,6 +36,7 @@ type conn struct {
 	target    []byte // in origin form
 	buf       []byte // scratch
 	onTrailer func(name, value []byte)
+	bodySent  func() time.Time // of the current request; now, if it goes on
 
 	propagate bool      // send traceparent to the server
 	used      bool      // the server's connection has carried a request before
@@ -80,7 +81,21 @@ func (c *conn) serve() {
 func (c *conn) recover() {
 	if v := recover(); v != nil {
 		c.logPanic(v)
+		c.giveUp()
 	}
+}
+
+// giveUp ends what still runs after a bug. Its buffers are not used again: who
+// knows what is in them, and who writes to them yet.
+func (c *conn) giveUp() {
+	_ = c.client.Conn.Close()
+	if c.server.Conn != nil {
+		_ = c.server.Conn.Close()
+	}
+	if c.up.running {
+		<-c.up.done
+	}
+	c.client.w, c.server.r, c.server.w = nil, nil, nil
 }
 
 func (c *conn) logPanic(v any) {
@@ -103,6 +118,7 @@ func (c *conn) exchange() bool {
 		return false
 	}
 	c.cfg, c.answered = c.srv.settings(), false
+	c.client.allow(c.cfg.writeTimeout)
 	c.client.borrowWriter()
 	defer c.client.returnWriter()
 	method, err := c.readRequest()
@@ -306,7 +322,8 @@ func (c *conn) justUsed() bool {
 func (c *conn) openServer(nc net.Conn) error {
 	c.server.borrowReader()
 	c.server.borrowWriter()
-	c.server.writeTimeout = c.cfg.writeTimeout
+	c.server.allow(c.cfg.writeTimeout)
+	c.server.silentSince = c.bodySent
 	c.server.flow = c.client.w
 	if !c.onLeave(nc) {
 		return ErrClientGone

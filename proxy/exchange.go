@@ -25,6 +25,16 @@ type upload struct {
 	ending  atomic.Bool   // the last bytes of the body are on their way
 	err     error         // good after done
 	sent    time.Time     // good after done
+	took    atomic.Int64  // ns from began to sent; 0: it goes on
+	began   time.Time
+}
+
+// over is when the upload ended: now, if it has not.
+func (u *upload) over() time.Time {
+	if d := u.took.Load(); d > 0 {
+		return u.began.Add(time.Duration(d))
+	}
+	return time.Now()
 }
 
 // startUpload writes the head, and the body too if it is there already. Else
@@ -37,8 +47,9 @@ func (c *conn) startUpload() {
 		r:    c.client.r, w: c.server.w,
 		ending: &u.ending,
 	}
-	u.err, u.sent = nil, time.Time{}
+	u.err, u.sent, u.began = nil, time.Time{}, time.Now()
 	u.ending.Store(false)
+	u.took.Store(0)
 	c.appendRequest()
 	if !u.chunked && u.length <= int64(c.client.r.Buffered()) {
 		c.runUpload()
@@ -82,11 +93,12 @@ func (c *conn) runUpload() {
 		}
 	}
 	u.sent = time.Now()
+	u.took.Store(max(1, int64(u.sent.Sub(u.began))))
 	if u.err == nil {
 		return
 	}
 	var toServer *flushError
-	if !errors.As(u.err, &toServer) {
+	if !errors.As(u.err, &toServer) || isTimeout(u.err) {
 		_ = c.server.Conn.Close()
 		return
 	}
@@ -316,7 +328,9 @@ func (c *conn) endUpload(answered, keep bool) bool {
 	if !o.Upgraded {
 		o.BytesIn = u.moved
 	}
-	o.Sent = u.sent
+	if o.Sent = u.sent; !o.Done.IsZero() && o.Sent.After(o.Done) {
+		o.Sent = time.Time{} // nobody waited for it
+	}
 	return u.err == nil
 }
 
