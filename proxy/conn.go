@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"io"
@@ -71,9 +72,19 @@ const (
 func (c *conn) serve() {
 	defer c.close()
 	defer c.recover()
-	c.client.expect(c.srv.settings().headTimeout, true) // a client that never speaks
-	for c.exchange() {
-		c.client.expect(0, false) // as long as the server keeps its side open
+	for ok := true; ok; ok = c.exchange() {
+		c.expectRequest()
+	}
+}
+
+// expectRequest lets a client be idle as long as the server keeps its side
+// open. Where there is no server's side, nobody else would ever end it.
+func (c *conn) expectRequest() {
+	c.shed()
+	if c.server.Conn != nil {
+		c.client.expect(0, false)
+	} else {
+		c.client.expect(c.srv.settings().headTimeout, false)
 	}
 }
 
@@ -202,7 +213,11 @@ func (c *conn) describe(method []byte) {
 		case fieldUserAgent:
 			agent = f.value
 		case fieldTracestate:
-			state = f.value
+			if state != nil { // a list may come in several fields
+				state = append(append(bytes.Clone(state), ','), f.value...)
+			} else {
+				state = f.value
+			}
 		case fieldRequestStart:
 			if d, ok := tracing.RequestStart(f.name, f.value, time.Now()); ok {
 				o.Before = max(o.Before, d)
@@ -217,15 +232,25 @@ func (c *conn) describe(method []byte) {
 	c.propagate = c.srv.Sampler.Start(o, hasParent)
 	var model []byte
 	o.Class, o.Route, model = c.cfg.router.Match(method, c.target)
-	n := append(c.buf[:0], method...)
-	n = appendRedacted(n, c.target)
+	method, name, agent := first(method, maxWord), first(c.req.host, maxWord), first(agent, maxText)
+	n := appendRedacted(append(c.buf[:0], method...), c.target)
+	n = first(n, len(method)+maxText)
 	target := len(n)
-	n = append(append(append(n, model...), c.req.host...), agent...)
+	n = append(append(append(n, model...), name...), agent...)
 	c.buf = n
 	s := string(n)
-	host, user := target+len(model), target+len(model)+len(c.req.host)
+	host, user := target+len(model), target+len(model)+len(name)
 	o.Method, o.Target, o.Model, o.Host, o.UserAgent = s[:len(method)], s[len(method):target], s[target:host], s[host:user], s[user:]
 }
+
+// What a record keeps of a request's texts, in bytes: thousands of records
+// wait in memory, and a head may be large.
+const (
+	maxText = 1 << 10
+	maxWord = 256
+)
+
+func first(b []byte, n int) []byte { return b[:min(len(b), n)] }
 
 // appendRedacted appends a target with the values of its query replaced:
 // tokens and signatures travel there.
@@ -270,6 +295,26 @@ func (c *conn) forward() bool {
 	c.server.returnWriter()
 	return true
 }
+
+// shed drops what one large head made the connection hold, lest thousands of
+// idle connections hold it.
+func (c *conn) shed() {
+	if cap(c.buf) > readerSize {
+		c.buf = nil
+	}
+	if cap(c.req.fields) > maxFields {
+		c.req.fields, c.parsed = nil, fasthttp.RequestHeader{}
+	}
+	if cap(c.res.fields) > maxFields {
+		c.res.fields, c.answer = nil, fasthttp.ResponseHeader{}
+	}
+	if c.client.r.Size() > readerSize && c.client.r.Buffered() == 0 {
+		c.client.r = bufio.NewReaderSize(&c.client, readerSize)
+	}
+}
+
+// maxFields is the number of fields that a connection keeps room for.
+const maxFields = 256
 
 // connect takes the pinned connection if it is still good, or makes a new one.
 func (c *conn) connect() error {

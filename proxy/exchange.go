@@ -123,7 +123,7 @@ func (c *conn) appendRequest() {
 		switch {
 		case c.req.upgrade && f.kind == fieldUpgrade:
 			b = append(append(b, f.raw...), "Connection: Upgrade\r\n"...)
-		case f.kind == fieldTraceparent || c.req.dropped(f):
+		case f.kind == fieldTraceparent || f.kind == fieldTracestate && c.newTrace() || c.req.dropped(f):
 		case f.kind == fieldContentLength || f.kind == fieldTransferEncoding:
 			b = appendFraming(b, &c.req, f)
 		case f.kind == fieldTE:
@@ -145,6 +145,10 @@ func (c *conn) appendRequest() {
 	c.buf = append(b, "\r\n"...)
 	_, _ = w.Write(c.buf) // an error stays in w until its flush
 }
+
+// newTrace tells that weir begins a trace of its own: the state of another may
+// not go with it.
+func (c *conn) newTrace() bool { return c.propagate && c.pass.ParentID == [8]byte{} }
 
 // appendRequestStart writes t=<seconds>.<3 digits>, the one form that all
 // agents read alike.
