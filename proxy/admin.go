@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"weir/classifier"
@@ -17,6 +20,55 @@ import (
 // drainPause is how long /drain lets those who route traffic see that weir is
 // no longer ready, before it refuses newcomers.
 const drainPause = 2 * time.Second
+
+// adminTimeout is how long a client of the admin port may take over one
+// answer, and maxAdmin the number of its connections: whoever can reach the
+// port must not use up the descriptors that requests need.
+const (
+	adminTimeout = 30 * time.Second
+	maxAdmin     = 256
+)
+
+// adminServer is the http.Server of the admin port.
+func (s *Sidecar) adminServer() *http.Server {
+	return &http.Server{
+		Handler: s.admin(), ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelDebug),
+		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: adminTimeout, IdleTimeout: adminTimeout,
+		MaxHeaderBytes: 64 << 10,
+	}
+}
+
+// A cappedListener closes at once the connections beyond its limit.
+type cappedListener struct {
+	net.Listener
+	limit int64
+	open  atomic.Int64
+}
+
+func (l *cappedListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if l.open.Add(1) <= l.limit {
+			return &cappedConn{Conn: c, l: l}, nil
+		}
+		l.open.Add(-1)
+		_ = c.Close()
+	}
+}
+
+type cappedConn struct {
+	net.Conn
+	l    *cappedListener
+	once sync.Once
+}
+
+func (c *cappedConn) Close() error {
+	c.once.Do(func() { c.l.open.Add(-1) })
+	return c.Conn.Close()
+}
 
 // admin serves the live page and what stands behind it. Nothing of it changes
 // anything but /drain.
@@ -129,7 +181,7 @@ func (s *Sidecar) getVerdict(w http.ResponseWriter, _ *http.Request) {
 
 func (s *Sidecar) getRequests(w http.ResponseWriter, r *http.Request) {
 	n := 100
-	if v := r.FormValue("n"); v != "" {
+	if v := r.URL.Query().Get("n"); v != "" {
 		var err error
 		if n, err = strconv.Atoi(v); err != nil || n < 0 {
 			http.Error(w, fmt.Sprintf("n=%q is not a number of records; use n=100", v), http.StatusBadRequest)
@@ -146,7 +198,7 @@ func (s *Sidecar) getRequests(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Sidecar) getHistory(w http.ResponseWriter, r *http.Request) {
-	class := r.FormValue("class")
+	class := r.URL.Query().Get("class") // FormValue would read a body, onto the disk if it is large
 	points, forward := s.watch.history(class)
 	writeJSON(w, map[string]any{
 		"class": class, "points": append([]point{}, points...), "forward": append([]forwardPoint{}, forward...),
@@ -169,6 +221,7 @@ func (s *Sidecar) getDrain(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "not from a web page", http.StatusForbidden)
 		return
 	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(s.drainTimeout() + adminTimeout))
 	ctx, cancel := context.WithTimeout(r.Context(), s.drainTimeout())
 	defer cancel()
 	if err := s.Drain(ctx); err != nil {

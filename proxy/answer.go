@@ -67,12 +67,16 @@ func (c *conn) faultOf(err error) fault {
 		return fault{503, shuttingDown, "weir is shutting down; retry on another instance", classifier.Rejected}
 	case errors.As(err, &connect) && isTimeout(err):
 		return fault{504, "server_timeout", "no connection to " + server + " within connect_timeout; check that the server runs and listens there", classifier.Failed}
+	case errors.As(err, &connect) && (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)):
+		return fault{503, "too_many_connections", "no file descriptor is left to connect to " + server + "; raise the limit (ulimit -n), or set max_connections below half of it", classifier.Failed}
 	case errors.As(err, &connect):
 		return fault{502, "server_unreachable", "cannot connect to " + server + "; check that the server runs and listens there", classifier.Failed}
 	case errors.As(err, &flush):
 		return fault{0, "client_gone", "the client left", classifier.Canceled}
 	case upstream != nil && errors.Is(upstream, errBadBody):
 		return fault{400, "bad_request", "the body's chunked coding is malformed", classifier.Failed}
+	case upstream != nil && errors.As(upstream, &flush) && isTimeout(upstream):
+		return fault{504, "server_timeout", server + " took no bytes of the request for write_timeout; check whether it is stuck", classifier.Failed}
 	case upstream != nil && isTimeout(upstream):
 		return fault{408, "client_timeout", "the body did not come within body_timeout", classifier.Canceled}
 	case upstream != nil && !errors.As(upstream, &flush) && !errors.Is(upstream, errStopped) && !errors.Is(upstream, errBug):
@@ -100,6 +104,7 @@ func (c *conn) fail(err error) bool {
 	f := c.faultOf(err)
 	inTouch := c.server.Conn != nil
 	c.dropServer() // before the place is given to another
+	c.srv.Gate.Release(&c.pass)
 	return c.end(f, !inTouch)
 }
 
@@ -126,7 +131,7 @@ func (c *conn) end(f fault, untouched bool) bool {
 // reset closes the client's connection so that a part of an answer cannot
 // pass for a whole one.
 func (c *conn) reset() {
-	if tcp, ok := c.client.Conn.(*net.TCPConn); ok && c.answered {
+	if tcp, ok := c.client.Conn.(*net.TCPConn); ok && c.answered && c.byClose {
 		_ = tcp.SetLinger(0)
 	}
 	c.client.w.Reset(&c.client)
@@ -188,7 +193,7 @@ func (c *conn) reply(f fault, keep bool) {
 		b = append(append(append(b, "Proxy-Status: weir; error="...), proxyError(f)...), "\r\n"...)
 	}
 	b = append(appendConnection(b, keep, c.req.minor), "\r\n"...)
-	if string(c.parsed.Method()) != "HEAD" {
+	if !c.headOnly {
 		b = append(b, text...)
 	}
 	c.buf = b

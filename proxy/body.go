@@ -25,6 +25,7 @@ const (
 	maxChunkLine   = 4 << 10
 	maxChunkDigits = 15
 	maxTrailer     = 16 << 10
+	maxWaste       = 16 << 10 // bytes of chunk lines beyond what the chunks are worth
 )
 
 // A relay moves one body from r to w and frames it anew: chunk extensions and
@@ -37,6 +38,7 @@ type relay struct {
 	dechunk bool                     // write the bare bytes, for a peer that knows no chunks
 	trailer func(name, value []byte) // shown each trailer field; may be nil
 	moved   int64                    // payload bytes so far
+	waste   int64                    // bytes of chunk lines beyond what the chunks were worth
 	ending  *atomic.Bool             // set before the bytes that end the body are written; may be nil
 }
 
@@ -155,7 +157,14 @@ func (b *relay) chunkSize() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return parseChunkSize(line)
+	size, err := parseChunkSize(line)
+	// Long extensions on small chunks are work for nothing: a line may cost 16
+	// bytes, and as much as its chunk carries.
+	b.waste = max(0, b.waste+int64(len(line))-16-size)
+	if b.waste > maxWaste {
+		return 0, errBadBody
+	}
+	return size, err
 }
 
 // parseChunkSize reads 1*HEXDIG [ extension ]. White space is allowed only

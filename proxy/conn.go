@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"io"
@@ -37,12 +38,15 @@ type conn struct {
 	target    []byte // in origin form
 	buf       []byte // scratch
 	onTrailer func(name, value []byte)
+	bodySent  func() time.Time // of the current request; now, if it goes on
 
 	propagate bool      // send traceparent to the server
 	used      bool      // the server's connection has carried a request before
 	lastUsed  time.Time // when the server's connection gave its last answer
 	bodiless  bool      // and that it had no body, whatever its head said
 	answered  bool      // bytes of an answer may have reached the client
+	byClose   bool      // and the client learns its end from the connection's
+	headOnly  bool      // the request is HEAD: no answer to it has a body
 
 	gone     chan struct{} // closed when the client has left
 	clientID int32
@@ -69,9 +73,19 @@ const (
 func (c *conn) serve() {
 	defer c.close()
 	defer c.recover()
-	c.client.expect(c.srv.settings().headTimeout, true) // a client that never speaks
-	for c.exchange() {
-		c.client.expect(0, false) // as long as the server keeps its side open
+	for ok := true; ok; ok = c.exchange() {
+		c.expectRequest()
+	}
+}
+
+// expectRequest lets a client be idle as long as the server keeps its side
+// open. Where there is no server's side, nobody else would ever end it.
+func (c *conn) expectRequest() {
+	c.shed()
+	if c.server.Conn != nil {
+		c.client.expect(0, false)
+	} else {
+		c.client.expect(c.srv.settings().headTimeout, false)
 	}
 }
 
@@ -79,7 +93,21 @@ func (c *conn) serve() {
 func (c *conn) recover() {
 	if v := recover(); v != nil {
 		c.logPanic(v)
+		c.giveUp()
 	}
+}
+
+// giveUp ends what still runs after a bug. Its buffers are not used again: who
+// knows what is in them, and who writes to them yet.
+func (c *conn) giveUp() {
+	_ = c.client.Conn.Close()
+	if c.server.Conn != nil {
+		_ = c.server.Conn.Close()
+	}
+	if c.up.running {
+		<-c.up.done
+	}
+	c.client.w, c.server.r, c.server.w = nil, nil, nil
 }
 
 func (c *conn) logPanic(v any) {
@@ -102,6 +130,7 @@ func (c *conn) exchange() bool {
 		return false
 	}
 	c.cfg, c.answered = c.srv.settings(), false
+	c.client.allow(c.cfg.writeTimeout)
 	c.client.borrowWriter()
 	defer c.client.returnWriter()
 	method, err := c.readRequest()
@@ -148,11 +177,14 @@ func (c *conn) awaitRequest() error {
 
 func (c *conn) readRequest() (method []byte, err error) {
 	c.client.expect(c.cfg.headTimeout, true)
+	c.headOnly = false
 	b, err := peekHead(&c.client.r, c.cfg.maxHeadSize)
 	if err != nil {
 		return nil, err
 	}
-	if err = c.req.parse(b); err != nil {
+	err = c.req.parse(b)
+	c.headOnly = bytes.HasPrefix(c.req.line, []byte("HEAD "))
+	if err != nil {
 		return nil, err
 	}
 	method, target, err := c.req.checkRequest()
@@ -199,13 +231,14 @@ func (c *conn) describe(method []byte) {
 	c.propagate = c.srv.Sampler.Start(o, hasParent)
 	var model []byte
 	o.Class, o.Route, model = c.cfg.router.Match(method, c.target)
-	n := append(c.buf[:0], method...)
-	n = appendRedacted(n, c.target)
+	method, name, agent := first(method, maxWord), first(c.req.host, maxWord), first(agent, maxText)
+	n := appendRedacted(append(c.buf[:0], method...), c.target)
+	n = first(n, len(method)+maxText)
 	target := len(n)
-	n = append(append(append(n, model...), c.req.host...), agent...)
+	n = append(append(append(n, model...), name...), agent...)
 	c.buf = n
 	s := string(n)
-	host, user := target+len(model), target+len(model)+len(c.req.host)
+	host, user := target+len(model), target+len(model)+len(name)
 	o.Method, o.Target, o.Model, o.Host, o.UserAgent = s[:len(method)], s[len(method):target], s[target:host], s[host:user], s[user:]
 }
 
@@ -216,6 +249,15 @@ func joinState(a, b []byte) []byte {
 	}
 	return slices.Concat(a, []byte(","), b)
 }
+
+// What a record keeps of a request's texts, in bytes: thousands of records
+// wait in memory, and a head may be large.
+const (
+	maxText = 1 << 10
+	maxWord = 256
+)
+
+func first(b []byte, n int) []byte { return b[:min(len(b), n)] }
 
 // appendRedacted appends a target with the values of its query replaced:
 // tokens and signatures travel there.
@@ -244,12 +286,13 @@ func (c *conn) forward() bool {
 	c.startUpload()
 	c.pass.Overhead = time.Since(c.pass.Dequeued) - c.pass.Connect
 	keep, err := c.download()
-	keep = c.endUpload(keep && err == nil) && keep
+	inStep := c.endUpload(err == nil, keep)
 	if err != nil {
 		return c.fail(err)
 	}
-	if !keep {
-		if c.client.r.Buffered() > 0 {
+	if !keep || !inStep {
+		c.dropServer() // before the client takes its time
+		if c.up.err != errStopped {
 			c.linger()
 		}
 		return false
@@ -259,6 +302,26 @@ func (c *conn) forward() bool {
 	c.server.returnWriter()
 	return true
 }
+
+// shed drops what one large head made the connection hold, lest thousands of
+// idle connections hold it.
+func (c *conn) shed() {
+	if cap(c.buf) > readerSize {
+		c.buf = nil
+	}
+	if cap(c.req.fields) > maxFields {
+		c.req.fields, c.parsed = nil, fasthttp.RequestHeader{}
+	}
+	if cap(c.res.fields) > maxFields {
+		c.res.fields, c.answer = nil, fasthttp.ResponseHeader{}
+	}
+	if c.client.r.Size() > readerSize && c.client.r.Buffered() == 0 {
+		c.client.r = bufio.NewReaderSize(&c.client, readerSize)
+	}
+}
+
+// maxFields is the number of fields that a connection keeps room for.
+const maxFields = 256
 
 // connect takes the pinned connection if it is still good, or makes a new one.
 func (c *conn) connect() error {
@@ -311,7 +374,8 @@ func (c *conn) justUsed() bool {
 func (c *conn) openServer(nc net.Conn) error {
 	c.server.borrowReader()
 	c.server.borrowWriter()
-	c.server.writeTimeout = c.cfg.writeTimeout
+	c.server.allow(c.cfg.writeTimeout)
+	c.server.silentSince = c.bodySent
 	c.server.flow = c.client.w
 	if !c.onLeave(nc) {
 		return ErrClientGone

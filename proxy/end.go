@@ -24,6 +24,8 @@ type end struct {
 	readArmed, writeArmed     time.Time     // when the deadlines were last set
 	once                      bool          // readTimeout is for all reads together
 	stopped                   atomic.Bool   // reads fail from now on
+
+	silentSince func() time.Time // when the peer's turn to speak began; nil: with each read
 }
 
 // A flushError is the other end's failure, met while this end was read.
@@ -44,7 +46,24 @@ func (e *end) Read(p []byte) (int, error) {
 	if e.stopped.Load() { // after arm, which may have undone the deadline of stop
 		return 0, os.ErrDeadlineExceeded
 	}
-	return e.Conn.Read(p)
+	n, err := e.Conn.Read(p)
+	for n == 0 && isTimeout(err) && e.renew() {
+		n, err = e.Conn.Read(p)
+	}
+	return n, err
+}
+
+// renew gives a peer more time that had no reason to speak yet.
+func (e *end) renew() bool {
+	if e.silentSince == nil || e.stopped.Load() {
+		return false
+	}
+	until := e.silentSince().Add(e.readTimeout)
+	if !until.After(time.Now()) {
+		return false
+	}
+	_ = e.Conn.SetReadDeadline(until)
+	return true
 }
 
 // stop ends the read that another goroutine waits in, and those to come.
@@ -61,11 +80,32 @@ func (e *end) resume() {
 	}
 }
 
-func (e *end) Write(p []byte) (int, error) {
-	if e.writeTimeout > 0 {
-		arm(e.writeTimeout, &e.writeArmed, e.Conn.SetWriteDeadline)
+// Write is done when all of p is: as long as the peer takes bytes, however
+// few, its time does not run out.
+func (e *end) Write(p []byte) (sent int, err error) {
+	for {
+		if e.writeTimeout > 0 {
+			arm(e.writeTimeout, &e.writeArmed, e.Conn.SetWriteDeadline)
+		}
+		n, err := e.Conn.Write(p[sent:])
+		sent += n
+		if n == 0 || !isTimeout(err) {
+			return sent, err
+		}
+		e.writeArmed = time.Time{}
 	}
-	return e.Conn.Write(p)
+}
+
+// allow sets the timeout of the writes to come.
+func (e *end) allow(timeout time.Duration) {
+	if timeout == e.writeTimeout {
+		return
+	}
+	e.writeTimeout = timeout
+	if !e.writeArmed.IsZero() {
+		e.writeArmed = time.Time{}
+		_ = e.Conn.SetWriteDeadline(time.Time{})
+	}
 }
 
 // arm moves a deadline, but not for each call: it may come an eighth early.
@@ -91,6 +131,9 @@ func (e *end) expect(timeout time.Duration, once bool) {
 }
 
 func isTimeout(err error) bool {
+	if err == nil { // n costs an allocation
+		return false
+	}
 	var n net.Error
 	return errors.As(err, &n) && n.Timeout()
 }

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"weir/classifier"
 	"weir/tracing"
 )
 
@@ -26,6 +25,16 @@ type upload struct {
 	ending  atomic.Bool   // the last bytes of the body are on their way
 	err     error         // good after done
 	sent    time.Time     // good after done
+	took    atomic.Int64  // ns from began to sent; 0: it goes on
+	began   time.Time
+}
+
+// over is when the upload ended: now, if it has not.
+func (u *upload) over() time.Time {
+	if d := u.took.Load(); d > 0 {
+		return u.began.Add(time.Duration(d))
+	}
+	return time.Now()
 }
 
 // startUpload writes the head, and the body too if it is there already. Else
@@ -38,8 +47,9 @@ func (c *conn) startUpload() {
 		r:    c.client.r, w: c.server.w,
 		ending: &u.ending,
 	}
-	u.err, u.sent = nil, time.Time{}
+	u.err, u.sent, u.began = nil, time.Time{}, time.Now()
 	u.ending.Store(false)
+	u.took.Store(0)
 	c.appendRequest()
 	if !u.chunked && u.length <= int64(c.client.r.Buffered()) {
 		c.runUpload()
@@ -74,17 +84,21 @@ func (c *conn) recoverUpload() {
 func (c *conn) runUpload() {
 	u := &c.up
 	u.err = u.run()
+	if c.client.stopped.Load() && isTimeout(u.err) {
+		u.err = errStopped // not the client's fault
+	}
 	if u.err == nil {
 		if err := c.server.w.Flush(); err != nil {
 			u.err = &flushError{err}
 		}
 	}
 	u.sent = time.Now()
+	u.took.Store(max(1, int64(u.sent.Sub(u.began))))
 	if u.err == nil {
 		return
 	}
 	var toServer *flushError
-	if !errors.As(u.err, &toServer) {
+	if !errors.As(u.err, &toServer) || isTimeout(u.err) {
 		_ = c.server.Conn.Close()
 		return
 	}
@@ -100,6 +114,9 @@ func (c *conn) appendRequest() {
 	w, b := c.server.w, c.buf[:0]
 	b = append(append(b, c.parsed.Method()...), ' ')
 	b = append(append(b, c.target...), " HTTP/1.1\r\n"...)
+	if c.req.hosts == 0 { // HTTP/1.0 needs none, HTTP/1.1 does
+		b = append(append(append(b, "Host: "...), c.srv.host()...), "\r\n"...)
+	}
 	started := false
 	for i := range c.req.fields {
 		f := &c.req.fields[i]
@@ -204,7 +221,10 @@ func (c *conn) sendInterim() error {
 	b := append(append(c.buf[:0], "HTTP/1.1 "...), c.res.line[9:]...)
 	b = append(b, "\r\n"...)
 	for i := range c.res.fields {
-		if f := &c.res.fields[i]; !c.res.dropped(f) {
+		f := &c.res.fields[i]
+		switch {
+		case c.res.dropped(f), f.kind == fieldContentLength, f.kind == fieldTransferEncoding:
+		default:
 			b = append(b, f.raw...)
 		}
 	}
@@ -222,16 +242,16 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 	down.dechunk = down.chunked && c.req.minor == '0'
 	down.trailer = c.onTrailer
 	switch {
-	case string(c.parsed.Method()) == "HEAD" || status == 204 || status == 304:
+	case c.headOnly || status == 204 || status == 304:
 		down.body = body{}
 	case down.chunked:
 		down.length = -1
 	}
-	serverStays := !c.res.close && (c.res.minor != '0' || c.res.alive) && (down.chunked || down.length >= 0)
+	serverStays := !c.res.close && !c.res.doubtful() && (c.res.minor != '0' || c.res.alive) && (down.chunked || down.length >= 0)
 	keep = serverStays && !c.req.close && (c.req.minor != '0' || c.req.alive && !down.dechunk) &&
 		(!c.up.running || c.up.ending.Load()) && !c.srv.draining()
 	c.appendAnswer(&down, keep)
-	c.answered = true
+	c.answered, c.byClose = true, down.dechunk || !down.chunked && down.length < 0
 	o.Overhead += time.Since(o.Responded)
 
 	err = down.run()
@@ -295,34 +315,29 @@ func (c *conn) appendTold(b []byte) []byte {
 }
 
 // endUpload waits for the upload to end, or ends it; it tells whether the
-// client's connection is still in step. When the answer is over, the client
-// gets a little time to finish what it is sending.
-func (c *conn) endUpload(keep bool) bool {
+// client's connection is still in step. After a whole answer the client gets a
+// little time to finish what it is sending.
+func (c *conn) endUpload(answered, keep bool) bool {
 	u, o := &c.up, &c.pass.Observation
-	wasRunning := u.running
 	if u.running {
-		if !keep && c.answered {
+		if answered && !keep {
 			closeWrite(c.client.Conn)
 		}
-		c.waitUpload(o)
+		c.waitUpload(answered)
 		u.running = false
 	}
 	if !o.Upgraded {
 		o.BytesIn = u.moved
 	}
-	o.Sent = u.sent
-	if u.err == nil {
-		return true
+	if o.Sent = u.sent; !o.Done.IsZero() && o.Sent.After(o.Done) {
+		o.Sent = time.Time{} // nobody waited for it
 	}
-	if wasRunning && c.answered {
-		c.linger()
-	}
-	return false
+	return u.err == nil
 }
 
-func (c *conn) waitUpload(o *classifier.Observation) {
+func (c *conn) waitUpload(answered bool) {
 	u := &c.up
-	if o.Status != 0 && c.answered {
+	if answered {
 		t := time.NewTimer(lingerTime)
 		defer t.Stop()
 		select {
@@ -357,8 +372,8 @@ func closeWrite(nc net.Conn) {
 // sides have ended or one breaks.
 func (c *conn) tunnel() error {
 	o := &c.pass.Observation
-	if !c.req.upgrade || c.up.running {
-		return &answerError{badHead("101 without a request to upgrade")}
+	if !c.req.upgrade || !c.res.switches() || c.up.running {
+		return &answerError{badHead("101 to what was not asked for")}
 	}
 	if !c.setPhase(tunnel) {
 		return ErrClientGone

@@ -99,23 +99,25 @@ func (e *LimitError) Error() string {
 func (g *Gate) SetLimits(whole Limits, named map[string]Limits) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.whole.Limits = whole
-	for name, l := range g.named {
-		if _, ok := named[name]; !ok {
-			l.Limits = Limits{} // those who hold it still count it down
-			delete(g.named, name)
-		}
-	}
+	g.whole = limit{Limits: whole}
+	g.named = make(map[string]*limit, len(named))
 	for name, l := range named {
-		if g.named == nil {
-			g.named = make(map[string]*limit)
-		}
-		if g.named[name] == nil {
-			g.named[name] = &limit{name: name}
-		}
-		g.named[name].Limits = l
+		g.named[name] = &limit{Limits: l, name: name}
 	}
+	g.recount()
 	g.admitWaiters()
+}
+
+// recount charges all who are in the gate to the limits in force now.
+func (g *Gate) recount() {
+	for p := g.inflight.head; p != nil; p = p.next {
+		p.limits[1] = g.limitOf(p)
+		p.count(func(l *limit) { l.used++ })
+	}
+	for p := g.waiters.head; p != nil; p = p.next {
+		p.limits[1] = g.limitOf(p)
+		p.count(func(l *limit) { l.waiting++ })
+	}
 }
 
 // Enter stamps Enqueued, waits for a place, and stamps Dequeued. It returns

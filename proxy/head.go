@@ -28,6 +28,7 @@ type head struct {
 	host    []byte
 	hosts   int
 	tokens  []byte // value of Upgrade
+	tokened int    // number of Upgrade fields
 }
 
 type field struct {
@@ -150,6 +151,9 @@ func peekHead(r **bufio.Reader, limit int) ([]byte, error) {
 			if i == start || b[i-1] != '\r' {
 				return nil, errBareLF
 			}
+			if i >= limit {
+				return nil, errHeadTooLarge
+			}
 			if i == start+1 {
 				return b[:i+1], nil
 			}
@@ -182,9 +186,12 @@ func (h *head) parse(b []byte) error {
 		}
 		b = b[end:]
 	}
-	h.upgrade = h.upgrade && equalFold(h.tokens, "websocket")
+	h.upgrade = h.upgrade && h.switches()
 	return nil
 }
+
+// switches tells whether the head names websocket, and nothing else, to switch to.
+func (h *head) switches() bool { return h.tokened == 1 && equalFold(h.tokens, "websocket") }
 
 func (h *head) addField(raw []byte) error {
 	f, err := parseField(raw)
@@ -215,6 +222,7 @@ func (h *head) addField(raw []byte) error {
 		h.hosts++
 	case fieldUpgrade:
 		h.tokens = f.value
+		h.tokened++
 	case fieldExpect:
 		h.expect = equalFold(f.value, "100-continue")
 	}
@@ -375,6 +383,7 @@ func (h *head) checkRequest() (method, target []byte, err error) {
 		return nil, nil, badHead("version %.16q is not HTTP/1.0 or HTTP/1.1", version)
 	}
 	h.minor = version[7]
+	h.upgrade = h.upgrade && h.minor != '0'
 	if h.minor == '0' && h.chunked {
 		return nil, nil, badHead("Transfer-Encoding in an HTTP/1.0 request")
 	}
@@ -421,6 +430,10 @@ func (h *head) originForm(target []byte) ([]byte, error) {
 	return path, nil
 }
 
+// doubtful tells that others may see the end of this message elsewhere (RFC
+// 9112, sections 6.1 and 6.3).
+func (h *head) doubtful() bool { return h.chunked && (h.length >= 0 || h.minor == '0') }
+
 // checkStatus parses the status line: HTTP/1.x SP 3DIGIT [SP reason].
 func (h *head) checkStatus() (status int, err error) {
 	l := h.line
@@ -436,6 +449,11 @@ func (h *head) checkStatus() (status int, err error) {
 	}
 	if status < 100 {
 		return 0, badHead("status %d", status)
+	}
+	for _, c := range l[12:] {
+		if c < ' ' && c != '\t' || c == 0x7f {
+			return 0, badHead("reason has the character %q", c)
+		}
 	}
 	return status, nil
 }

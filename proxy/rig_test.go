@@ -263,3 +263,7 @@ func testIngest(t *testing.T) *tracing.Ingest {
 	}
 	return in
 }
+
+func contextOf(t *testing.T) (context.Context, context.CancelFunc) {
+	return context.WithCancel(context.WithoutCancel(t.Context()))
+}

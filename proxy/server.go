@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -63,7 +64,7 @@ func (s *Server) Serve(l net.Listener) error {
 		if s.draining() || errors.Is(err, net.ErrClosed) {
 			return nil
 		}
-		if !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE) && !errors.Is(err, syscall.ECONNABORTED) {
+		if !isPassing(err) {
 			return fmt.Errorf("accepting connections: %w", err)
 		}
 		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
@@ -72,12 +73,25 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
+// passing are the errors of an accept that say nothing about the next one: the
+// system is short of something, or the connection broke before it was taken
+// (accept(2)).
+var passing = []error{
+	syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EPERM, syscall.EPROTO, syscall.EINTR, syscall.ENOPROTOOPT,
+	syscall.ENETDOWN, syscall.EHOSTDOWN, syscall.EHOSTUNREACH, syscall.EOPNOTSUPP, syscall.ENETUNREACH, syscall.ETIMEDOUT,
+}
+
+func isPassing(err error) bool {
+	return slices.ContainsFunc(passing, func(e error) bool { return errors.Is(err, e) })
+}
+
 func (s *Server) start(nc net.Conn) {
 	c := &conn{srv: s, addr: nc.RemoteAddr().String(), gone: make(chan struct{})}
 	c.client = end{Conn: nc, writeTimeout: s.settings().writeTimeout}
 	c.client.r = bufio.NewReaderSize(&c.client, readerSize)
 	c.cfg = s.settings()
 	c.onTrailer = func(name, value []byte) { c.cfg.ingest.Trailer(&c.pass.Observation, name, value) }
+	c.bodySent = c.up.over
 	if !s.add(c) {
 		s.wg.Go(func() { s.turnAway(c) })
 		return
@@ -123,6 +137,14 @@ func (s *Server) remove(c *conn) {
 
 func (s *Server) dial(ctx context.Context) (net.Conn, error) {
 	return s.dialer.DialContext(ctx, s.network, s.address)
+}
+
+// host is the server's name in a request that brings none.
+func (s *Server) host() string {
+	if s.network == "unix" {
+		return "localhost"
+	}
+	return s.address
 }
 
 // Shutdown lets requests and tunnels in flight end until ctx does, then cuts

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -202,13 +201,13 @@ const flushTimeout = 2 * time.Second
 // Run serves until ctx ends; then it stops accepting, lets what is in flight
 // finish within drain_timeout, and sends the last telemetry.
 func (s *Sidecar) Run(ctx context.Context) error {
-	admin := &http.Server{Handler: s.admin(), ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelDebug)}
+	admin := s.adminServer()
 	sinkCtx, stopSink := context.WithCancel(context.Background())
 	var sink sync.WaitGroup
 	sink.Go(func() { s.sink.Run(sinkCtx, s.watch.take, s.watch.tick) })
 	failed := make(chan error, 2)
 	go func() { failed <- s.server.Serve(s.listener) }()
-	go func() { failed <- admin.Serve(s.adminListener) }()
+	go func() { failed <- admin.Serve(&cappedListener{Listener: s.adminListener, limit: maxAdmin}) }()
 
 	var err error
 	select {
