@@ -192,7 +192,7 @@ func (c *conn) readRequest() (method []byte, err error) {
 		return nil, err
 	}
 	c.parsed.DisableNormalizing()
-	if err = c.parsed.Read(c.client.r); err != nil {
+	if err = consumed(c.parsed.Read(c.client.r), c.client.r, len(b)); err != nil {
 		return nil, badHead("request head is malformed")
 	}
 	if string(method) == "CONNECT" {

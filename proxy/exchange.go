@@ -112,7 +112,8 @@ func (c *conn) runUpload() {
 // came, less what concerns the client's connection only.
 func (c *conn) appendRequest() {
 	w, b := c.server.w, c.buf[:0]
-	b = append(append(b, c.parsed.Method()...), ' ')
+	method, _, _ := bytes.Cut(c.req.line, []byte(" "))
+	b = append(append(b, method...), ' ')
 	b = append(append(b, c.target...), " HTTP/1.1\r\n"...)
 	if c.req.hosts == 0 { // HTTP/1.0 needs none, HTTP/1.1 does
 		b = append(append(append(b, "Host: "...), c.srv.host()...), "\r\n"...)
@@ -209,7 +210,7 @@ func (c *conn) readAnswer() (status int, err error) {
 	}
 	if err == nil {
 		c.answer.DisableNormalizing()
-		err = c.answer.Read(c.server.r)
+		err = consumed(c.answer.Read(c.server.r), c.server.r, len(b))
 	}
 	if err != nil {
 		return 0, &answerError{err}

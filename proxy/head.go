@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+
+	"github.com/valyala/fasthttp"
 )
 
 // A head is the start line and the fields of one message, as they came. Its
@@ -169,6 +171,15 @@ func peekHead(r **bufio.Reader, limit int) ([]byte, error) {
 			return nil, err
 		}
 	}
+}
+
+// consumed passes over the one error of fasthttp's that is none here: trailer
+// fields that may not be sent are announced. They are dropped when they come.
+func consumed(err error, r *bufio.Reader, head int) error {
+	if errors.Is(err, fasthttp.ErrBadTrailer) {
+		_, err = r.Discard(head)
+	}
+	return err
 }
 
 // parse fills h from a whole head, refusing what is ambiguous.
@@ -384,6 +395,9 @@ func (h *head) checkRequest() (method, target []byte, err error) {
 	}
 	h.minor = version[7]
 	h.upgrade = h.upgrade && h.minor != '0'
+	if string(target) == "*" && string(method) != "OPTIONS" {
+		return nil, nil, badHead("request target * is for OPTIONS only")
+	}
 	if h.minor == '0' && h.chunked {
 		return nil, nil, badHead("Transfer-Encoding in an HTTP/1.0 request")
 	}
@@ -396,6 +410,9 @@ func (h *head) checkRequest() (method, target []byte, err error) {
 func (h *head) checkHost() error {
 	if h.hosts > 1 || h.hosts == 0 && h.minor != '0' {
 		return badHead("%d Host fields; there must be one", h.hosts)
+	}
+	if h.hosts == 1 && len(h.host) == 0 {
+		return badHead("Host is empty")
 	}
 	for _, c := range h.host {
 		if !isToken[c] && !bytes.Contains([]byte("[]:(),;="), []byte{c}) {
