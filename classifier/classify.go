@@ -251,6 +251,7 @@ func (q *question) mixed(leader Cause, grown time.Duration) bool {
 		return false
 	}
 	q.sayGrowth("the forward pass", f)
+	q.v.Among = []Cause{leader, Compute}
 	return q.decide(Mixed, 1-ratio(float64((grown-f).Abs()), q.t.Tie*float64(max(grown, f))),
 		"two causes grow alike, "+string(leader)+" and compute: treat "+string(leader)+" first, it is the cheaper one, and look again")
 }
@@ -387,6 +388,7 @@ func (q *question) undetermined() bool {
 	case q.BusyOK && q.busy >= q.t.DeviceFull && copies >= q.t.Dominates:
 		q.sayCopies()
 		q.decide(Mixed, above(q.busy, q.t.DeviceFull), "the device is full with copies and with compute: "+q.copyAdvice()+"; then look again")
+		q.v.Among = []Cause{Transfer, Compute}
 		return q.doubt("")
 	case q.BusyOK && q.busy >= q.t.DeviceFull && q.Batch <= 1.05:
 		q.decide(Compute, above(q.busy, q.t.DeviceFull), "another replica or a faster device; if the server can batch, try its max_batch_size above 1 first")

@@ -21,6 +21,7 @@ const (
 type Verdict struct {
 	Class      string
 	Cause      Cause
+	Among      []Cause  // the causes that Mixed names, or between which the data cannot tell
 	Confidence float64  // 0 to 1; see [Classify]
 	Evidence   []string // sentences with numbers, units and thresholds; the decisive one first
 	Advice     string   // the remedy, in the server operator's words
