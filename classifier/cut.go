@@ -39,6 +39,9 @@ func (s *slot) reportShares(r *Report) {
 
 func (s *slot) reportMeans(r *Report) {
 	if s.served == 0 {
+		// Of those who gave up, the time until they did is all that is known.
+		n := max(1, float64(s.requests))
+		r.Means = parts{pQueue: s.gate / n, pUpload: s.upload / n, pRest: (s.total - s.gate - s.upload) / n}.stages()
 		return
 	}
 	n := float64(s.served)

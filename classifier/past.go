@@ -17,6 +17,8 @@ type memory struct {
 	aged, newest        time.Time
 	batchMax            float64 // largest batch within the last hour
 	batchSeen           time.Time
+	parallel            float64 // largest busy share of a sub-window within the last hour
+	parallelSeen        time.Time
 }
 
 // rest sums low-load requests of one length cell.
@@ -263,9 +265,10 @@ func (r *ring) mean(from, to time.Duration, what int) float64 {
 // the moments when requests waited. Requests whose timings are not told are
 // taken to be like the others (Horvitz–Thompson).
 func (r *ring) report(to *Report, from, until time.Duration) {
-	var n, wait, busy, waitBusy float64
+	var n, wait, busy, waitBusy, most float64
 	r.between(from, until, func(s *sub) {
 		n++
+		most = max(most, s.v[vBusy])
 		wait += s.v[vWait]
 		busy += s.v[vBusy]
 		waitBusy += s.v[vWait] * s.v[vBusy]
@@ -278,6 +281,9 @@ func (r *ring) report(to *Report, from, until time.Duration) {
 	to.BusyOK = true
 	to.Busy = busy / n / length * whole
 	to.BusyQueued = to.Busy
+	if to.Coverage() >= 0.9 {
+		to.Parallel = most / length * whole
+	}
 	if wait > 0 {
 		to.BusyQueued = waitBusy / wait / length * whole
 	}
@@ -339,6 +345,14 @@ func (m *memory) addBatch(s *slot, now time.Time) {
 	if s.batchMax >= m.batchMax || now.Sub(m.batchSeen) > memorySpan {
 		m.batchMax, m.batchSeen = s.batchMax, now
 	}
+}
+
+// addParallel remembers the most executions at once.
+func (m *memory) addParallel(r *Report) {
+	if now := r.End; r.Parallel >= m.parallel || now.Sub(m.parallelSeen) > memorySpan {
+		m.parallel, m.parallelSeen = r.Parallel, now
+	}
+	r.Parallel = m.parallel
 }
 
 // report fills in the baseline, the throughput's answer, and the forward line

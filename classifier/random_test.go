@@ -331,8 +331,6 @@ func (s *score) add(v Verdict, t truth) {
 	}
 }
 
-var allCauses = []Cause{Healthy, Queue, Compute, Transfer, Host, Client, Mixed, Unknown}
-
 func (s *score) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d systems: answered %.3f, right when answering %.3f\n", s.all, ratio(float64(s.answered), float64(s.all)), ratio(float64(s.right), float64(s.answered)))
@@ -341,12 +339,12 @@ func (s *score) String() string {
 		fmt.Fprintf(&b, "confidence %s: %d answers, right %.3f\n", []string{"0.50-0.70", "0.70-0.80", "0.80-0.90", "0.90-1.00"}[i], c[0], ratio(float64(c[1]), float64(c[0])))
 	}
 	fmt.Fprintf(&b, "%-10s", "truth \\ says")
-	for _, c := range allCauses {
+	for _, c := range causes {
 		fmt.Fprintf(&b, " %8s", c)
 	}
-	for _, truth := range allCauses[:6] {
+	for _, truth := range causes[:6] {
 		fmt.Fprintf(&b, "\n%-12s", truth)
-		for _, c := range allCauses {
+		for _, c := range causes {
 			fmt.Fprintf(&b, " %8d", s.matrix[[2]Cause{truth, c}])
 		}
 	}

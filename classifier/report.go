@@ -106,6 +106,7 @@ type Report struct {
 	Busy       float64 // device time over wall time, (forward + transfer)/batch summed; above 1 with several instances
 	BusyQueued float64 // the same at the moments when requests waited
 	BusyOK     bool    // a batch is told, so that Busy means something
+	Parallel   float64 // most executions at once within the last hour, by Busy of a tenth of a window; 0: not known
 
 	Copies        float64       // copies of one request; 0: not told
 	CopyBytes     float64       // bytes moved by one request; 0: not told

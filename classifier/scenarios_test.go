@@ -63,7 +63,7 @@ func scenarios() []system {
 		}, Queue),
 		asr("a limit, long audio", func(s *system) { s.gate = 4; s.batches(16); s.audioCV = 0.8; s.length = 10 }, Queue),
 		asr("a decoder whose batches are free, limited", func(s *system) { s.gate = 3; s.batch = 32; s.base, s.item = 200, 1; s.load(closed(32)) }, Queue),
-		asr("a limit that rejects", func(s *system) { s.gate = 2; s.gateQueue = 4; s.batches(16); s.load(closed(24)) }, Queue),
+		asr("a limit that rejects", func(s *system) { s.gate, s.gateQueue = 4, 4; s.batches(16); s.load(closed(24)) }, Queue),
 		asr("over-batching: batches bring nothing and wait to fill", func(s *system) {
 			s.batch, s.base, s.item, s.delay = 8, 2, 30, 400*msec
 			s.load(closed(6))
@@ -77,8 +77,9 @@ func scenarios() []system {
 		asr("linear, mixed lengths", func(s *system) { s.linear(8); s.audioCV = 1 }, Compute),
 		asr("linear, batches by length", func(s *system) { s.linear(8); s.audioCV = 1; s.byLength = true }, Compute),
 		asr("instances contend", func(s *system) { s.instances = 4; s.contention = 1; s.batch = 1; s.load(closed(12)) }, Compute),
-		asr("a retry storm", func(s *system) { s.linear(8); s.timeout = 2 * time.Second; s.retries = 3; s.load(open(20)) }, Compute),
-		asr("linear, a tenth of the answers timed", func(s *system) { s.linear(8); s.told.coverage = 0.1; s.load(closed(24)) }, Compute),
+		asr("a retry storm", func(s *system) { s.linear(8); s.gate = 8; s.timeout = 3 * time.Second; s.retries = 3; s.load(open(20)) }, Compute),
+		asr("a retry storm in which nobody is served in time", func(s *system) { s.linear(8); s.timeout = 2 * time.Second; s.retries = 3; s.load(open(20)) }, Compute, Unknown),
+		asr("linear, a tenth of the answers timed", func(s *system) { s.linear(8); s.told.coverage = 0.1; s.load(closed(24)) }, Compute, Unknown),
 		asr("linear, the server's queue not told", func(s *system) { s.linear(8); s.told.noQueue = true }, Compute),
 		asr("linear under bursts", func(s *system) { s.linear(8); s.load(phase{dur: loadedFor, rate: 13, burst: 5}) }, Compute),
 		asr("linear, no audio length told", func(s *system) { s.linear(8); s.told.noAudio = true }, Compute),

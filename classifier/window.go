@@ -177,7 +177,7 @@ func (w *Window) cutClass(c *class, now time.Time, all float64) Report {
 	*m = slot{}
 	for s := c.cur; s != nil && n < keptWindows; n++ {
 		m.merge(s)
-		if m.requests >= enough || n == keptWindows-1 {
+		if m.enough() || n == keptWindows-1 {
 			n++
 			break
 		}
@@ -189,6 +189,7 @@ func (w *Window) cutClass(c *class, now time.Time, all float64) Report {
 	lag := min(r.P95, time.Duration(keptSubs/2)*time.Duration(c.subs.step))
 	c.past.addCurve(&c.subs, int64(now.Sub(w.epoch)-lag))
 	c.subs.report(&r, r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag)
+	c.past.addParallel(&r)
 	c.past.report(&r, m, c.subs.mean(r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag, vLoad))
 	if !alone && r.ThroughputElasticity.OK {
 		r.ThroughputElasticity.OK = false
@@ -196,6 +197,12 @@ func (w *Window) cutClass(c *class, now time.Time, all float64) Report {
 	}
 	r.warn(m)
 	return r
+}
+
+// enough tells whether a report can rest on the slot: on its requests, and on
+// those with timings where some have them.
+func (s *slot) enough() bool {
+	return s.requests >= enough && (s.timed == 0 || s.timed >= enough/2)
 }
 
 // rotate makes the oldest slot the current one.
