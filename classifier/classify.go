@@ -429,7 +429,8 @@ func (q *question) waiting() float64 {
 // gateHolds: weir's limit holds requests, while those that it lets through are
 // served, several at a time, as fast as one alone.
 func (q *question) gateHolds() bool {
-	return q.Limit > 1 && q.Shares.Queue >= q.t.QueueShare && q.Inflight >= 1.8 && q.Baseline > 0 && q.BaselineN >= q.t.MinBaseline &&
+	gone := 5*q.Canceled > q.Requests // those who left early make the others look fast
+	return !gone && q.Limit > 1 && q.Shares.Queue >= q.t.QueueShare && q.Inflight >= 1.8 && q.Baseline > 0 && q.BaselineN >= q.t.MinBaseline &&
 		q.grown.Queue > q.grown.ServerQueue && q.inside < q.t.HealthySlowdown-0.1
 }
 

@@ -40,8 +40,8 @@ func (s *slot) reportShares(r *Report) {
 func (s *slot) reportMeans(r *Report) {
 	if s.served == 0 {
 		// Of those who gave up, the time until they did is all that is known.
-		n := max(1, float64(s.requests))
-		r.Means = parts{pQueue: s.gate / n, pUpload: s.upload / n, pRest: (s.total - s.gate - s.upload) / n}.stages()
+		n, in := max(1, float64(s.requests)), max(1, float64(s.admitted))
+		r.Means = parts{pQueue: s.gate / n, pUpload: s.upload / in, pRest: (s.total - s.gate - s.upload) / in}.stages()
 		return
 	}
 	n := float64(s.served)
