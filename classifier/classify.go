@@ -12,10 +12,10 @@ import (
 // requests take longer than at low load; and if that is waiting, is the device
 // full while they wait, and would a larger batch cost anything.
 //
-// Confidence is 0.5 for a measure that just crosses its threshold and 1 for
-// one twice as far, times what the number of requests is worth (0.8 at 40,
-// 0.95 at 200). What only an experiment could settle gets 0.5 at most, and its
-// advice names the experiment.
+// Confidence is how often the rule that decided was right of systems drawn at
+// random in a simulator (see trust): a number from experiments, but from
+// simulated ones. What only an experiment on the server could settle gets 0.5
+// at most, and its advice names the experiment.
 func Classify(r Report, t Thresholds) Verdict {
 	q := question{Report: r, t: t}
 	q.prepare()
@@ -95,12 +95,11 @@ func (s Stages) over(b Stages) Stages {
 
 func (q *question) part(d time.Duration) float64 { return ratio(float64(d), q.growth) }
 
-// decide settles the verdict. how far the deciding measure is from its
-// threshold is the margin, from 0 to 1.
+// decide settles the verdict by the rule named. margin is how far the deciding
+// measure is from its threshold, from 0 to 1.
 func (q *question) decide(rule string, c Cause, margin float64, advice string) bool {
-	n := float64(q.Requests)
 	q.v.Rule, q.v.Cause, q.v.Advice, q.v.margin = rule, c, advice, min(max(margin, 0), 1)
-	q.v.Confidence = math.Round(100*(0.5+0.5*min(max(margin, 0), 1))*n/(n+10)) / 100
+	q.v.Confidence = trusted(rule, q.v.margin)
 	return true
 }
 
@@ -123,7 +122,6 @@ func (q *question) tooFew() bool {
 	}
 	q.say("requests in the last %s: %d; a verdict takes %d", q.End.Sub(q.Start).Round(time.Second), q.Requests, q.t.MinRequests)
 	q.decide("too-few", Unknown, 0, "send more traffic, or lengthen the window")
-	q.v.Confidence = 0
 	return true
 }
 
@@ -180,7 +178,8 @@ func (q *question) healthy() bool {
 	case q.Timed >= q.t.MinTimed && waiting < q.t.AlertQueue && q.periods > 0 && q.periods <= q.t.BatchPeriods && q.Slowdown < q.t.UploadHides && q.responds():
 		q.say("requests wait %.1f executions, which batching itself costs, and throughput rises with load (elasticity %.2f, 95 %% interval %.2f to %.2f)", q.periods, q.ThroughputElasticity.Value, q.ThroughputElasticity.CI95[0], q.ThroughputElasticity.CI95[1])
 		q.saySlowdown()
-		return q.decide("responds", Healthy, above(q.ThroughputElasticity.Value, q.t.Responds), "")
+		q.decide("responds", Healthy, above(q.ThroughputElasticity.Value, q.t.Responds), "")
+		return q.doubt("")
 	case q.Baseline == 0 && q.Timed >= q.t.MinTimed && waiting < q.t.HealthyQueue && q.room != roomLinear && q.Shares.Unattributed < q.t.QueueShare:
 		q.say("%s of the requests' time is waiting; below %s it needs no remark", percent(waiting), percent(q.t.HealthyQueue))
 		q.decide("little-waiting", Healthy, 0, "")
@@ -229,7 +228,8 @@ func (q *question) untimed() bool {
 	}
 	q.saySlowdown()
 	q.say("%d of %d answers carry stage timings; %d are needed to look inside the server", q.Timed, q.OK, q.t.MinTimed)
-	return q.decide("untimed", Unknown, 0, "let the server send Server-Timing with its stages (examples/pocketsphinx/stages.py is a helper), or map its own names under timings")
+	q.decide("untimed", Unknown, 0, "let the server send Server-Timing with its stages (examples/pocketsphinx/stages.py is a helper), or map its own names under timings")
+	return q.doubt("")
 }
 
 // ownStage: a stage of the server other than the forward pass grew. If
@@ -456,7 +456,8 @@ func (q *question) ownLimit(idle, waits bool) bool {
 func (q *question) structural() bool {
 	q.say("the wait is %.1f executions, not more than batching itself costs (up to %.1f)", q.periods, q.t.BatchPeriods)
 	if q.responds() {
-		return q.decide("one-cycle-responds", Healthy, above(q.ThroughputElasticity.Value, q.t.Responds), "")
+		q.decide("one-cycle-responds", Healthy, above(q.ThroughputElasticity.Value, q.t.Responds), "")
+		return q.doubt("")
 	}
 	return q.decide("one-cycle", Compute, below(q.periods, q.t.BatchPeriods), "the wait for the running batch is inherent: continuous batching, shorter batches, or another instance or replica shorten it")
 }

@@ -21,6 +21,16 @@ var causes = [...]Cause{Healthy, Queue, Compute, Transfer, Host, Client, Mixed, 
 
 const numCauses = len(causes)
 
+// IsCause tells whether name is one of the causes.
+func IsCause(name string) bool {
+	for _, c := range causes {
+		if string(c) == name {
+			return true
+		}
+	}
+	return false
+}
+
 // index is the place of c in causes; of a stranger, that of Unknown.
 func (c Cause) index() int {
 	for i, other := range causes {
