@@ -309,6 +309,7 @@ type score struct {
 	all, answered, right    int // all systems
 	one, oneAnswered, oneOK int // those with one acceptable cause
 	matrix                  map[[2]Cause]int
+	blind                   [2]int    // right of all, and of those with one cause, by always saying compute
 	byConfidence            [4][2]int // answered and right at a confidence up to .7, .8, .9, 1
 }
 
@@ -325,6 +326,12 @@ func (s *score) add(v Verdict, t truth) {
 	ok := slices.ContainsFunc(a, func(c Cause) bool { return slices.Contains(t.acceptable, c) })
 	s.all++
 	single := len(t.acceptable) == 1
+	if slices.Contains(t.acceptable, Compute) {
+		s.blind[0]++
+		if single {
+			s.blind[1]++
+		}
+	}
 	if single {
 		s.one++
 	}
@@ -351,6 +358,7 @@ func (s *score) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d systems: answered %.3f, right when answering %.3f\n", s.all, ratio(float64(s.answered), float64(s.all)), ratio(float64(s.right), float64(s.answered)))
 	fmt.Fprintf(&b, "%d of them with one acceptable cause: answered %.3f, right when answering %.3f\n", s.one, ratio(float64(s.oneAnswered), float64(s.one)), ratio(float64(s.oneOK), float64(s.oneAnswered)))
+	fmt.Fprintf(&b, "saying compute always would be right of %.3f, and of %.3f\n", ratio(float64(s.blind[0]), float64(s.all)), ratio(float64(s.blind[1]), float64(s.one)))
 	for i, c := range s.byConfidence {
 		fmt.Fprintf(&b, "confidence %s: %d answers, right %.3f\n", []string{"0.50-0.70", "0.70-0.80", "0.80-0.90", "0.90-1.00"}[i], c[0], ratio(float64(c[1]), float64(c[0])))
 	}

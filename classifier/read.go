@@ -118,8 +118,10 @@ func (o *Observation) checkInstants() error {
 		if d < 0 || d > maxSpan {
 			return fmt.Errorf("%s is %g: it must lie between 0 and %.0f", names[i], ms(d), ms(maxSpan))
 		}
+	}
+	for i, t := range []time.Time{o.Dequeued, o.Sent, o.Responded} {
 		if t.After(o.Done) {
-			return fmt.Errorf("%s is %g: after total_ms, %g", names[i], ms(d), ms(o.Done.Sub(o.Enqueued)))
+			return fmt.Errorf("%s is %g: after total_ms, %g", names[i], ms(t.Sub(o.Enqueued)), ms(o.Done.Sub(o.Enqueued)))
 		}
 	}
 	if !o.Dequeued.IsZero() && (!o.Sent.IsZero() && o.Sent.Before(o.Dequeued) || !o.Responded.IsZero() && o.Responded.Before(o.Dequeued)) {
