@@ -228,8 +228,25 @@ func (q *question) untimed() bool {
 	}
 	q.saySlowdown()
 	q.say("%d of %d answers carry stage timings; %d are needed to look inside the server", q.Timed, q.OK, q.t.MinTimed)
+	q.sayOutside()
 	q.decide("untimed", Unknown, 0, "let the server send Server-Timing with its stages (examples/pocketsphinx/stages.py is a helper), or map its own names under timings")
 	return q.doubt("")
+}
+
+// sayOutside tells what can be told of a server that tells nothing.
+func (q *question) sayOutside() {
+	if q.WaitAtMost >= q.t.HealthyQueue {
+		q.say("estimated from low load: at most %s of the requests' time is waiting; a server that batches takes longer for more and waits less than that", percent(q.WaitAtMost))
+	}
+	if q.SpacedN < q.t.MinTimed || q.SpacedFactor < 0.8 || q.SpacedFactor > 1.25 {
+		return
+	}
+	switch {
+	case q.Spaced >= 0.7:
+		q.say("%s of the answers come one service time after the one before: the server works on one request at a time (one worker, one lock, a blocked event loop, or a device without batching)", percent(q.Spaced))
+	case q.Spaced < 0.5:
+		q.say("answers come together rather than one service time apart (%s of them do), and load brings no more of them: the requests share the device's time", percent(q.Spaced))
+	}
 }
 
 // ownStage: a stage of the server other than the forward pass grew. If
@@ -374,6 +391,11 @@ func (q *question) forward() bool {
 	q.sayGrowth("the forward pass", q.grown.Forward)
 	q.sayLine()
 	q.sayBusy()
+	if !q.BusyOK && q.room != roomLinear {
+		q.v.Among = []Cause{Compute, Host}
+		q.decide("forward-alone", Compute, 0, "look at the device's own utilisation: near 100 %, "+computeAdvice+"; well below, host code between the steps holds the device up")
+		return q.doubt("no batch is told, so whether the device is full is not known: host code that launches the model's steps makes the forward pass grow as well")
+	}
 	return q.decide("forward-grew", Compute, above(q.part(q.grown.Forward), q.t.Dominates), computeAdvice)
 }
 

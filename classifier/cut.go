@@ -107,6 +107,10 @@ func ratio(a, b float64) float64 {
 
 func mean(sum float64, n int) time.Duration { return time.Duration(ratio(sum, float64(n))) }
 
+// burstyFrom is the variance over mean of arrivals from which to speak of
+// bursts; closed clients in lock-step stay below it.
+const burstyFrom = 4
+
 // warn tells what weakens the numbers of the report.
 func (r *Report) warn(s *slot) {
 	add := func(format string, args ...any) { r.Warnings = append(r.Warnings, fmt.Sprintf(format, args...)) }
@@ -124,6 +128,9 @@ func (r *Report) warn(s *slot) {
 	}
 	if o := ratio(float64(r.Overlapped), float64(r.OK)); o > 0.1 {
 		add("%s of the answers began before the upload ended, so upload and service cannot be told apart in them", percent(o))
+	}
+	if r.Burstiness > burstyFrom {
+		add("requests come in bursts: their number in a tenth of a window varies %.0f times as much as at random, so they queue at a load that would be no trouble if it came evenly", r.Burstiness)
 	}
 	if cv := s.lengthCV(); cv > 0.5 && r.Forward.OK {
 		add("the length of the audio varies much (coefficient of variation %.1f); the slope is fitted within octaves of length and may keep a part of its influence", cv)

@@ -97,6 +97,13 @@ type Report struct {
 	Throughput           float64  // answered requests per second
 	ThroughputElasticity Estimate // d ln throughput / d ln requests in the system
 
+	Burstiness float64 // variance over mean of the arrivals in a tenth of a window: 1 at random, more in bursts; 0: not known
+
+	WaitAtMost   float64 // where the server tells nothing: share of the time that is waiting, estimated, at most; 0: not known
+	Spaced       float64 // share of answers under load that came one service time after the one before: 1 where one worker serves
+	SpacedN      int     // answers behind Spaced
+	SpacedFactor float64 // mean time between those answers, in service times: 1 where load brings no throughput
+
 	Inflight   float64 // mean number in the server at admission
 	Waiting    float64 // mean number already in weir's queue at arrival
 	Limit      int     // the largest max_concurrency in force; 0: none
