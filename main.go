@@ -31,6 +31,9 @@ gets slow under load.
 
   weir demo      a simulated server, weir before it, load, the page, the verdict
   weir serve     stand in front of a server
+  weir verdict   what a running weir says now, on one screen
+  weir top       the same, live
+  weir classify  the verdict on recorded requests: a file or an address
   weir check F   name every mistake in the configuration file F
   weir asrsim    the simulated server alone
   weir version   version, commit and Go release
@@ -61,6 +64,12 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		return demo(ctx, args, stdout, stderr)
 	case "asrsim":
 		return asrsim.Main(ctx, args, stdout, stderr)
+	case "classify":
+		return classify(ctx, args, os.Stdin, stdout, stderr)
+	case "verdict":
+		return showVerdict(ctx, args, getenv, stdout, stderr)
+	case "top":
+		return top(ctx, args, getenv, stdout, stderr)
 	case "version", "--version", "-v":
 		fmt.Fprintln(stdout, versionLine())
 		return exitOK

@@ -48,6 +48,7 @@ func with(s Stages, change func(*Stages)) Stages { change(&s); return s }
 
 func TestClassify(t *testing.T) {
 	untold := func(r *Report) { r.Timed, r.QueueTold, r.Batched, r.BusyOK = 0, 0, 0, false; r.Forward = Line{} }
+	slower := func(r *Report) { r.Slowdown = float64(r.Means.Core()) / float64(r.Baseline) }
 	for _, c := range []struct {
 		name   string
 		report Report
@@ -63,12 +64,13 @@ func TestClassify(t *testing.T) {
 		{"slow uploads", loaded(with(atRest, func(s *Stages) { s.Upload = 300 * msec })), Client, "upload of their bodies", false},
 		{"at rest", loaded(atRest), Healthy, "1.0 times as long", false},
 		{"one batch of waiting, and throughput rises", loaded(with(atRest, func(s *Stages) { s.ServerQueue = 70 * msec }),
-			func(r *Report) { r.ThroughputElasticity.Value = 0.95 }), Healthy, "batching itself costs", false},
+			func(r *Report) { r.ThroughputElasticity.Value = 0.95 }), Healthy, "batching itself costs", true},
 		{"healthy, but 10 % are refused", loaded(with(atRest, func(s *Stages) { s.Queue = 20 * msec }),
 			func(r *Report) { r.Rejected, r.OK = 20, 180 }), Compute, "batching itself costs", false},
 		{"a batch timer", loaded(with(atRest, func(s *Stages) { s.ServerQueue = 50 * msec }),
 			func(r *Report) { r.BaselineStages.ServerQueue = 45 * msec; r.Baseline = 145 * msec; r.Slowdown = 1.05 }, busy(0.3)), Queue, "batch delay", false},
-		{"no timings, own queue", loaded(with(atRest, func(s *Stages) { s.Queue = 400 * msec }), untold), Queue, "by half and watch", true},
+		{"no timings, own queue", loaded(with(atRest, func(s *Stages) { s.Queue, s.Unattributed = 400*msec, 160*msec }), slower, untold), Queue, "by half and watch", true},
+		{"no timings, but room for more at once", loaded(with(atRest, func(s *Stages) { s.Queue = 400 * msec }), untold), Queue, "4.0 requests at once take the server 1.00 times as long", false},
 		{"no timings, slow server", loaded(with(atRest, func(s *Stages) { s.Unattributed = 400 * msec }), untold), Unknown, "Server-Timing", true},
 		{"own limit, device idle", loaded(with(atRest, func(s *Stages) { s.Queue = 400 * msec }), busy(0.4)), Queue, "raise max_concurrency (4)", false},
 		{"the server's limit", loaded(with(atRest, func(s *Stages) { s.ServerQueue = 400 * msec })), Queue, "slots or workers", false},
@@ -77,8 +79,10 @@ func TestClassify(t *testing.T) {
 		{"forward grew most", loaded(with(atRest, func(s *Stages) { s.Queue, s.Forward = 100*msec, 280*msec }), busy(1), elastic(0.95)), Compute, "the forward pass took 210 ms more", false},
 		{"batches that bring nothing, device idle", loaded(with(atRest, func(s *Stages) { s.ServerQueue, s.Forward = 100*msec, 280*msec }), busy(0.4), elastic(0.95)), Queue, "lower the server's batch delay", false},
 		{"one batch of waiting, throughput flat", loaded(with(atRest, func(s *Stages) { s.ServerQueue = 75 * msec }), busy(1)), Compute, "inherent", false},
-		{"full, but the batch never varied", loaded(with(atRest, func(s *Stages) { s.Queue = 400 * msec }), busy(0.98), noLine, func(r *Report) { r.Batch, r.BatchMax, r.BatchAtMax = 1, 1, 1 }), Compute, "always one", true},
-		{"nothing known but the wait", loaded(with(atRest, func(s *Stages) { s.Queue = 400 * msec }), noLine, func(r *Report) { r.Batched, r.BusyOK = 0, false }), Queue, "hardly varied", true},
+		{"full, but the batch never varied", loaded(with(atRest, func(s *Stages) { s.ServerQueue = 400 * msec }), busy(0.98), noLine, func(r *Report) { r.Batch, r.BatchMax, r.BatchAtMax = 1, 1, 1 }), Compute, "always one", false},
+		{"full, but a limit of two forbids batches", loaded(with(atRest, func(s *Stages) { s.Queue, s.ServerQueue = 400*msec, 80*msec }), busy(0.98), noLine, func(r *Report) { r.Batch, r.BatchMax, r.BatchAtMax, r.Limit = 1, 1, 1, 2 }), Mixed, "no batch can form", true},
+		{"one at a time while the device idles", loaded(with(atRest, func(s *Stages) { s.Queue = 400 * msec }), busy(0.7), noLine, func(r *Report) { r.Batch, r.BatchMax, r.BatchAtMax, r.Limit, r.Inflight = 1, 1, 1, 1, 1 }), Queue, "could run meanwhile", false},
+		{"nothing known but the wait", loaded(with(atRest, func(s *Stages) { s.ServerQueue = 400 * msec }), noLine, func(r *Report) { r.Batched, r.BusyOK = 0, false }), Queue, "hardly varied", true},
 		{"idle, slope unknown", loaded(with(atRest, func(s *Stages) { s.ServerQueue = 400 * msec }), noLine, busy(0.3)), Queue, "below 60 % it has room", false},
 		{"copies hold the device", loaded(with(atRest, func(s *Stages) { s.ServerQueue, s.Transfer = 300*msec, 160*msec }), busy(1),
 			func(r *Report) { r.Copies, r.CopyBytes = 40, 1e6 }), Transfer, "merge the copies", false},
@@ -90,8 +94,11 @@ func TestClassify(t *testing.T) {
 		{"they wait for the decoder", loaded(with(atRest, func(s *Stages) { s.ServerQueue, s.Preprocess = 300*msec, 90*msec })), Host, "but for that stage", false},
 		{"two alike", loaded(with(atRest, func(s *Stages) { s.Preprocess, s.Forward = 200*msec, 255*msec })), Mixed, "host and compute", false},
 		{"grew where nobody looks, queue told", loaded(with(atRest, func(s *Stages) { s.Unattributed = 400 * msec })), Unknown, "event loop", true},
-		{"grew where nobody looks, queue not told", loaded(with(atRest, func(s *Stages) { s.Unattributed = 400 * msec }), func(r *Report) { r.QueueTold = 0 }), Queue, "inferred", true},
-		{"the same on a full device", loaded(with(atRest, func(s *Stages) { s.Unattributed = 400 * msec }), func(r *Report) { r.QueueTold = 0 }, elastic(0.9)), Compute, "inferred", true},
+		{"grew where nobody looks, queue not told", loaded(with(atRest, func(s *Stages) { s.Unattributed = 400 * msec }), func(r *Report) { r.QueueTold, r.BusyOK = 0, false }), Queue, "inferred", true},
+		{"the same, while the device is busy and batches are free", loaded(with(atRest, func(s *Stages) { s.Unattributed = 400 * msec }), func(r *Report) { r.QueueTold = 0 }), Queue, "taken for waiting", false},
+		{"the same on a full device", loaded(with(atRest, func(s *Stages) { s.Unattributed = 400 * msec }), func(r *Report) { r.QueueTold = 0 }, elastic(0.9)), Compute, "taken for waiting", false},
+		{"the same on an idle device, queue told", loaded(with(atRest, func(s *Stages) { s.Unattributed = 400 * msec }), busy(0.3)), Host, "while the device idles", false},
+		{"everybody gave up", loaded(Stages{Unattributed: 400 * msec}, untold, func(r *Report) { r.OK, r.Canceled = 0, 200 }), Unknown, "clients gave up", true},
 		{"no low load was ever seen", loaded(with(atRest, func(s *Stages) { s.Queue = 5 * msec }), func(r *Report) { r.Baseline, r.Slowdown, r.BaselineStages = 0, 0, Stages{} }), Healthy, "no request was seen at low load", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -39,6 +39,9 @@ func (s *slot) reportShares(r *Report) {
 
 func (s *slot) reportMeans(r *Report) {
 	if s.served == 0 {
+		// Of those who gave up, the time until they did is all that is known.
+		n, in := max(1, float64(s.requests)), max(1, float64(s.admitted))
+		r.Means = parts{pQueue: s.gate / n, pUpload: s.upload / in, pRest: (s.total - s.gate - s.upload) / in}.stages()
 		return
 	}
 	n := float64(s.served)
@@ -104,6 +107,10 @@ func ratio(a, b float64) float64 {
 
 func mean(sum float64, n int) time.Duration { return time.Duration(ratio(sum, float64(n))) }
 
+// burstyFrom is the variance over mean of arrivals from which to speak of
+// bursts; closed clients in lock-step stay below it.
+const burstyFrom = 4
+
 // warn tells what weakens the numbers of the report.
 func (r *Report) warn(s *slot) {
 	add := func(format string, args ...any) { r.Warnings = append(r.Warnings, fmt.Sprintf(format, args...)) }
@@ -121,6 +128,9 @@ func (r *Report) warn(s *slot) {
 	}
 	if o := ratio(float64(r.Overlapped), float64(r.OK)); o > 0.1 {
 		add("%s of the answers began before the upload ended, so upload and service cannot be told apart in them", percent(o))
+	}
+	if r.Burstiness > burstyFrom {
+		add("requests come in bursts: their number in a tenth of a window varies %.0f times as much as at random, so they queue at a load that would be no trouble if it came evenly", r.Burstiness)
 	}
 	if cv := s.lengthCV(); cv > 0.5 && r.Forward.OK {
 		add("the length of the audio varies much (coefficient of variation %.1f); the slope is fitted within octaves of length and may keep a part of its influence", cv)

@@ -17,6 +17,8 @@ type memory struct {
 	aged, newest        time.Time
 	batchMax            float64 // largest batch within the last hour
 	batchSeen           time.Time
+	parallel            float64 // largest busy share of a sub-window within the last hour
+	parallelSeen        time.Time
 }
 
 // rest sums low-load requests of one length cell.
@@ -137,6 +139,7 @@ const (
 	vLoad        // time in the system, ns
 	vWait        // time in queues, ns
 	vBusy        // device time: forward and transfer over batch, ns
+	vCame        // arrivals
 	numSub
 )
 
@@ -181,6 +184,9 @@ func (r *ring) add(l *life, epoch time.Time) {
 		r.oldest, r.used = k, true
 	}
 	r.spread(from, end, 1, vLoad)
+	if s := r.at(r.key(from)); s != nil {
+		s.v[vCame]++
+	}
 	r.spread(from, from+int64(l.gate), 1, vWait)
 	if !l.served {
 		return
@@ -263,13 +269,19 @@ func (r *ring) mean(from, to time.Duration, what int) float64 {
 // the moments when requests waited. Requests whose timings are not told are
 // taken to be like the others (Horvitz–Thompson).
 func (r *ring) report(to *Report, from, until time.Duration) {
-	var n, wait, busy, waitBusy float64
+	var n, wait, busy, waitBusy, most, came, came2 float64
 	r.between(from, until, func(s *sub) {
 		n++
+		most = max(most, s.v[vBusy])
 		wait += s.v[vWait]
 		busy += s.v[vBusy]
 		waitBusy += s.v[vWait] * s.v[vBusy]
+		came += s.v[vCame]
+		came2 += s.v[vCame] * s.v[vCame]
 	})
+	if n >= subsOfWindow && came > 0 {
+		to.Burstiness = max(0, came2-came*came/n) / (n - 1) / (came / n)
+	}
 	if n == 0 || to.Batched == 0 {
 		return
 	}
@@ -278,6 +290,9 @@ func (r *ring) report(to *Report, from, until time.Duration) {
 	to.BusyOK = true
 	to.Busy = busy / n / length * whole
 	to.BusyQueued = to.Busy
+	if to.Coverage() >= 0.9 {
+		to.Parallel = most / length * whole
+	}
 	if wait > 0 {
 		to.BusyQueued = waitBusy / wait / length * whole
 	}
@@ -341,6 +356,14 @@ func (m *memory) addBatch(s *slot, now time.Time) {
 	}
 }
 
+// addParallel remembers the most executions at once.
+func (m *memory) addParallel(r *Report) {
+	if now := r.End; r.Parallel >= m.parallel || now.Sub(m.parallelSeen) > memorySpan {
+		m.parallel, m.parallelSeen = r.Parallel, now
+	}
+	r.Parallel = m.parallel
+}
+
 // report fills in the baseline, the throughput's answer, and the forward line
 // of the last hour where that of the windows says nothing.
 func (m *memory) report(r *Report, s *slot, number float64) {
@@ -357,6 +380,10 @@ func (m *memory) report(r *Report, s *slot, number float64) {
 		r.Slowdown = float64(r.Means.Core()) / float64(r.Baseline)
 	}
 	r.ThroughputElasticity = m.elasticity(number)
+	r.Spaced, r.SpacedN, r.SpacedFactor = ratio(s.spaced, s.spacedN), int(s.spacedN), ratio(s.spacing, s.spacedN)
+	if core := float64(r.Means.Core()); r.Timed == 0 && n >= 20 && core > 0 {
+		r.WaitAtMost = max(0, 1-float64(r.Baseline)/core)
+	}
 	r.BatchMax = int(m.batchMax)
 	if s.batchMax == m.batchMax && s.executions > 0 {
 		r.BatchAtMax = s.atMax / s.executions

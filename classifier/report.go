@@ -97,6 +97,13 @@ type Report struct {
 	Throughput           float64  // answered requests per second
 	ThroughputElasticity Estimate // d ln throughput / d ln requests in the system
 
+	Burstiness float64 // variance over mean of the arrivals in a tenth of a window: 1 at random, more in bursts; 0: not known
+
+	WaitAtMost   float64 // where the server tells nothing: share of the time that is waiting, estimated, at most; 0: not known
+	Spaced       float64 // share of answers under load that came one service time after the one before: 1 where one worker serves
+	SpacedN      int     // answers behind Spaced
+	SpacedFactor float64 // mean time between those answers, in service times: 1 where load brings no throughput
+
 	Inflight   float64 // mean number in the server at admission
 	Waiting    float64 // mean number already in weir's queue at arrival
 	Limit      int     // the largest max_concurrency in force; 0: none
@@ -106,6 +113,7 @@ type Report struct {
 	Busy       float64 // device time over wall time, (forward + transfer)/batch summed; above 1 with several instances
 	BusyQueued float64 // the same at the moments when requests waited
 	BusyOK     bool    // a batch is told, so that Busy means something
+	Parallel   float64 // most executions at once within the last hour, by Busy of a tenth of a window; 0: not known
 
 	Copies        float64       // copies of one request; 0: not told
 	CopyBytes     float64       // bytes moved by one request; 0: not told

@@ -17,11 +17,38 @@ const (
 	Unknown  Cause = "unknown"  // too little evidence; the evidence says what is missing
 )
 
+var causes = [...]Cause{Healthy, Queue, Compute, Transfer, Host, Client, Mixed, Unknown}
+
+const numCauses = len(causes)
+
+// IsCause tells whether name is one of the causes.
+func IsCause(name string) bool {
+	for _, c := range causes {
+		if string(c) == name {
+			return true
+		}
+	}
+	return false
+}
+
+// index is the place of c in causes; of a stranger, that of Unknown.
+func (c Cause) index() int {
+	for i, other := range causes {
+		if c == other {
+			return i
+		}
+	}
+	return numCauses - 1
+}
+
 // Verdict says what limits a class of requests, and why.
 type Verdict struct {
 	Class      string
 	Cause      Cause
+	Among      []Cause  // the causes that Mixed names, or between which the data cannot tell
+	Rule       string   // the rule that decided, such as "batch-cap"
 	Confidence float64  // 0 to 1; see [Classify]
+	margin     float64  // 0 to 1: how far the deciding measure lies beyond its threshold
 	Evidence   []string // sentences with numbers, units and thresholds; the decisive one first
 	Advice     string   // the remedy, in the server operator's words
 	Warnings   []string
@@ -40,6 +67,7 @@ type Thresholds struct {
 	QueueShare      float64 `yaml:"queue_share" json:"queue_share"`           // from here queues are a problem
 	AlertQueue      float64 `yaml:"alert_queue" json:"alert_queue"`           // above one half some limit binds, whatever the batching
 	ClientShare     float64 `yaml:"client_share" json:"client_share"`         // upload's share of latency
+	UploadHides     float64 `yaml:"upload_hides" json:"upload_hides"`         // slowdown of the server from which uploads do not excuse it
 	Dominates       float64 `yaml:"dominates" json:"dominates"`               // a stage's part of the growth that makes it the cause
 	Inflated        float64 `yaml:"inflated" json:"inflated"`                 // growth of a stage, over the low-load service, that makes a queue its symptom
 	Tie             float64 `yaml:"tie" json:"tie"`                           // two causes whose parts differ by less than this, relatively, are both named
@@ -65,7 +93,7 @@ func DefaultThresholds() Thresholds {
 	return Thresholds{
 		MinRequests: 40, MinTimed: 20, MinBaseline: 8,
 		HealthySlowdown: 1.3, HealthyQueue: 0.2, QueueShare: 0.3, AlertQueue: 0.5,
-		ClientShare: 0.5, Dominates: 0.4, Inflated: 0.3, Tie: 0.2,
+		ClientShare: 0.5, UploadHides: 2, Dominates: 0.4, Inflated: 0.3, Tie: 0.2,
 		Elastic: 0.5, Responds: 0.8, Saturated: 0.3,
 		DeviceIdle: 0.6, DeviceFull: 0.9,
 		BatchPeriods: 1.1, BatchPinned: 0.8, DelayShare: 0.25, RefusedShare: 0.05,

@@ -53,6 +53,7 @@ type Window struct {
 // class is the state of one traffic class.
 type class struct {
 	name   string
+	done   time.Time // of the latest answer
 	cur    *slot
 	closed [keptWindows - 1]*slot // newest first
 	subs   ring
@@ -71,8 +72,33 @@ func (w *Window) Add(o *Observation) {
 	var l life
 	l.read(o)
 	c.cur.add(&l)
+	c.space(&l)
 	c.past.addBaseline(&l)
 	c.subs.add(&l, w.epoch)
+}
+
+// space tells a staircase of answers, one service time apart, from answers
+// that come together: one worker from a device that is shared. A gap counts if
+// others were in the server and low load was seen of audio as long.
+func (c *class) space(l *life) {
+	if !l.served {
+		return
+	}
+	last := c.done
+	c.done = l.o.Done
+	alone := &c.past.base[l.cell]
+	if l.inflight < 2 || alone.n < 4 || last.IsZero() {
+		return
+	}
+	gap := ns(l.o.Done.Sub(last)) / (alone.core / alone.n)
+	if gap > l.inflight+1 {
+		return // so long that nobody was being served
+	}
+	c.cur.spacedN++
+	c.cur.spacing += gap
+	if gap > 0.7 && gap < 1.4 {
+		c.cur.spaced++
+	}
 }
 
 // Overflowed is the number of requests whose class was lost to MaxClasses.
@@ -177,7 +203,7 @@ func (w *Window) cutClass(c *class, now time.Time, all float64) Report {
 	*m = slot{}
 	for s := c.cur; s != nil && n < keptWindows; n++ {
 		m.merge(s)
-		if m.requests >= enough || n == keptWindows-1 {
+		if m.enough() || n == keptWindows-1 {
 			n++
 			break
 		}
@@ -189,6 +215,7 @@ func (w *Window) cutClass(c *class, now time.Time, all float64) Report {
 	lag := min(r.P95, time.Duration(keptSubs/2)*time.Duration(c.subs.step))
 	c.past.addCurve(&c.subs, int64(now.Sub(w.epoch)-lag))
 	c.subs.report(&r, r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag)
+	c.past.addParallel(&r)
 	c.past.report(&r, m, c.subs.mean(r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag, vLoad))
 	if !alone && r.ThroughputElasticity.OK {
 		r.ThroughputElasticity.OK = false
@@ -196,6 +223,12 @@ func (w *Window) cutClass(c *class, now time.Time, all float64) Report {
 	}
 	r.warn(m)
 	return r
+}
+
+// enough tells whether a report can rest on the slot: on its requests, and on
+// those with timings where some have them.
+func (s *slot) enough() bool {
+	return s.requests >= enough && (s.timed == 0 || s.timed >= enough/2)
 }
 
 // rotate makes the oldest slot the current one.
@@ -376,6 +409,7 @@ type slot struct {
 	cells                        [numCells]float64 // served requests by length
 	byBatch, byInflight          fits
 	hist                         histogram
+	spaced, spacedN, spacing     float64 // answers under load: one service time apart, all, and the sum of their gaps in service times
 }
 
 func (s *slot) begin(opened, now time.Time) {
@@ -514,6 +548,9 @@ func (s *slot) merge(o *slot) {
 	}
 	s.byBatch.merge(&o.byBatch)
 	s.byInflight.merge(&o.byInflight)
+	s.spaced += o.spaced
+	s.spacedN += o.spacedN
+	s.spacing += o.spacing
 	s.hist.merge(&o.hist)
 }
 

@@ -186,7 +186,7 @@ func (l *loader) checkTimings() {
 // thresholdRanges are those of the thresholds that are not shares, from 0 to 1.
 var thresholdRanges = map[string][2]float64{
 	"min_requests": {1, 1e6}, "min_timed": {1, 1e6}, "min_baseline": {1, 1e6},
-	"healthy_slowdown": {1, 100}, "inflated": {0, 100}, "batch_periods": {0, 100},
+	"healthy_slowdown": {1, 100}, "upload_hides": {1, 100}, "inflated": {0, 100}, "batch_periods": {0, 100},
 	"copy_rate": {1, 1e13}, "instances": {1, 1000},
 }
 
