@@ -185,7 +185,7 @@ func (k *Knee) bounds(p []point) {
 	if len(p) < 4 {
 		notes = append(notes, "fewer than four steps: bounds only")
 	}
-	if k.Onset[1] > 0 && float64(k.Onset[1]) < value {
+	if k.Onset[1] > 0 && 1.5*float64(k.Onset[1]) <= value {
 		notes = append(notes, fmt.Sprintf("latency turns earlier, between %d and %d: requests wait there for each other's batch, while throughput still rises", k.Onset[0], k.Onset[1]))
 	}
 	k.Note = strings.Join(notes, "; ")

@@ -396,3 +396,27 @@ func bisect(low, high int) int {
 	}
 	return 0
 }
+
+// RequestsFor is how many requests a step takes by default: enough for a knee,
+// and for a 95th percentile with an upper bound.
+func RequestsFor(concurrency int) int { return max(160, needed(concurrency)) }
+
+// Ready waits until a request succeeds, for at most limit.
+func (r *Runner) Ready(ctx context.Context, limit time.Duration) error {
+	deadline := time.Now().Add(limit)
+	for {
+		o := r.Client.send(ctx, r.first, time.Now(), 1)
+		kind := failure(&o)
+		switch {
+		case kind == "":
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Now().After(deadline):
+			return fmt.Errorf("the server did not answer well within %s of the change: %s", limit, remedy(kind))
+		}
+		if !sleep(ctx, 200*time.Millisecond) {
+			return ctx.Err()
+		}
+	}
+}

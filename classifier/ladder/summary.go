@@ -81,28 +81,36 @@ const (
 
 // classify replays the records through the classifier's window, one cut for
 // each step, and takes the verdict of the step with the most load for the
-// run's.
+// run's. Steps of a sweep have different settings, so each is set against the
+// low load alone.
 func (s *Summary) classify(run *Run) {
-	w := classifier.Window{Length: windowLength(run)}
-	t := classifier.DefaultThresholds()
+	w := &classifier.Window{Length: windowLength(run)}
 	var most float64
 	for i, step := range run.Steps {
 		if len(step.Samples) == 0 {
 			continue
 		}
-		w.Cut(step.From) // the pause before belongs to no step
-		for j := range step.Samples {
-			w.Add(&step.Samples[j])
+		if step.Round != "" {
+			w = &classifier.Window{Length: windowLength(run)}
+			replay(w, run.Steps[0])
 		}
-		for _, report := range w.Cut(step.Until) {
-			v := classifier.Classify(report, t)
-			s.Steps[i].Verdict = verdictOf(v)
+		for _, report := range replay(w, step) {
+			s.Steps[i].Verdict = verdictOf(classifier.Classify(report, classifier.DefaultThresholds()))
 			if load := step.Rate + float64(step.Concurrency); load >= most {
 				most, s.Verdict = load, s.Steps[i].Verdict
 				s.Line = lineOf(report.Forward)
 			}
 		}
 	}
+}
+
+// replay adds a step to a window; the pause before it belongs to no step.
+func replay(w *classifier.Window, step *StepRun) []classifier.Report {
+	w.Cut(step.From)
+	for j := range step.Samples {
+		w.Add(&step.Samples[j])
+	}
+	return w.Cut(step.Until)
 }
 
 func lineOf(l classifier.Line) *LineJSON {
@@ -116,8 +124,9 @@ func verdictOf(v classifier.Verdict) *VerdictJSON {
 	return &VerdictJSON{v.Cause, v.Confidence, append([]string{}, v.Evidence...), v.Advice, append([]string{}, v.Warnings...)}
 }
 
-// windowLength is the median length of the steps: the classifier's sub-windows
-// are a tenth of it.
+// windowLength is the median length of the steps, to 10 ms so that it is the
+// same when it is computed again from a file: the classifier's sub-windows are
+// a tenth of it.
 func windowLength(run *Run) time.Duration {
 	var all []time.Duration
 	for _, s := range run.Steps {
@@ -129,7 +138,7 @@ func windowLength(run *Run) time.Duration {
 		return 0
 	}
 	slices.Sort(all)
-	return min(max(all[len(all)/2], 100*time.Millisecond), 10*time.Minute)
+	return min(max(all[len(all)/2].Round(10*time.Millisecond), 100*time.Millisecond), 10*time.Minute)
 }
 
 // executions are the forward passes by batch size, each execution once: a
@@ -231,7 +240,7 @@ func (r *Row) doubts() (w []string) {
 		add("the client kept %.1f of %d cores busy: it may be the limit; run it on another machine", r.Client.CPU, r.Client.Cores)
 	}
 	if late := ms(r.Client.Late); r.Client.Late > lateLeast && late > lateShare*r.Mean {
-		add("the client woke up to %.1f ms late, %.0f %% of the mean latency: its machine is too busy to measure", late, 100*late/r.Mean)
+		add("one in a hundred of the client's timers was %.1f ms late or more, %.0f %% of the mean latency: its machine is busy, and latency holds some of that", late, 100*late/r.Mean)
 	}
 	if r.Concurrency > 0 && r.Client.Connections > int64(r.Concurrency)+int64(r.Sent)/2 {
 		add("%d connections for %d requests: the server closes each, so their set-up counts as latency", r.Client.Connections, r.Sent+r.Extra)

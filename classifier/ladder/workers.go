@@ -150,6 +150,10 @@ func (p *Pool) run(ctx context.Context, s stream, stop <-chan struct{}, emit fun
 	case <-ended:
 	}
 	for _, w := range p.workers {
+		if ctx.Err() != nil {
+			_ = w.in.Close() // a worker without a parent drops what is under way
+			continue
+		}
 		_ = w.tell(order{Stop: true})
 	}
 	<-ended
