@@ -32,11 +32,12 @@ type htmlLine struct{ Label, Text string }
 func (s *Summary) HTML(w io.Writer, lang string) error {
 	data := struct {
 		*Summary
-		Lang, Cause string
-		Tables      []htmlTable
-		Plots       []htmlPlot
-		Lines       []htmlLine
-	}{Summary: s, Lang: "en", Cause: "unknown"}
+		Lang, Cause  string
+		VerdictLabel string
+		Tables       []htmlTable
+		Plots        []htmlPlot
+		Lines        []htmlLine
+	}{Summary: s, Lang: "en", Cause: "unknown", VerdictLabel: say(lang, "Verdict")}
 	if lang == Chinese {
 		data.Lang = "zh-CN"
 	}
@@ -54,7 +55,7 @@ func (s *Summary) HTML(w io.Writer, lang string) error {
 		data.Plots = append(data.Plots, p)
 	}
 	for _, l := range s.lines(lang) {
-		data.Lines = append(data.Lines, htmlLine{strings.TrimPrefix(l[0], "- "), l[1]})
+		data.Lines = append(data.Lines, htmlLine{strings.TrimPrefix(strings.TrimPrefix(l[0], "-"), " "), l[1]})
 	}
 	return reportTemplate.Execute(w, data)
 }

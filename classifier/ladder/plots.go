@@ -250,10 +250,9 @@ func (s *Summary) histogram() *chart {
 		most = max(most, counts[i])
 	}
 	c := &chart{title: "Latencies at " + r.Level(), xName: "ms", yName: "requests", x: axis{from: low - width/2, to: high + width}, y: linear(float64(most))}
-	for _, v := range linear(high).ticks {
-		if v >= low {
-			c.x.ticks = append(c.x.ticks, v)
-		}
+	round := linear(high - low).ticks[1]
+	for v := round * math.Ceil(low/round); v <= high+width; v += round {
+		c.x.ticks = append(c.x.ticks, v)
 	}
 	for i, n := range counts {
 		from := low + float64(i)*width

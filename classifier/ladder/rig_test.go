@@ -3,6 +3,7 @@ package ladder
 import (
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"time"
 
@@ -70,4 +71,14 @@ func climb(t *testing.T, r *Runner, steps []Step) *Summary {
 		t.Fatal(err)
 	}
 	return Summarize(&Run{Header: Header{Kind: KindLadder}, Steps: runs})
+}
+
+// lockedHandler calls a handler one at a time, so that it may count.
+func lockedHandler(h http.Handler) http.Handler {
+	var mu sync.Mutex
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		h.ServeHTTP(w, r)
+	})
 }

@@ -214,7 +214,7 @@ func (r *Row) name() string {
 
 func (s *Summary) fewest() (n int) {
 	for _, r := range s.Steps {
-		if r.Succeeded > 0 && (n == 0 || r.Succeeded < n) {
+		if alone := s.Run.Kind == KindSweep && r.Round == ""; !alone && r.Succeeded > 0 && (n == 0 || r.Succeeded < n) {
 			n = r.Succeeded
 		}
 	}

@@ -342,6 +342,8 @@ func (s *Summary) sweepVerdict(run *Run) *VerdictJSON {
 	switch {
 	case best != nil:
 		v.Cause = classifier.Queue
+		i := slices.Index(v.Evidence, best.Text)
+		v.Evidence = slices.Insert(slices.Delete(v.Evidence, i, i+1), 0, best.Text)
 		v.Confidence = 0.95
 		v.Advice = fmt.Sprintf("raise %s from %d to %d: measured, it brings %+.0f %% throughput", best.Factor, best.From, best.To, 100*best.Gain)
 	case raised == 0:

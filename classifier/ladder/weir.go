@@ -77,25 +77,37 @@ func (c *Client) drained(ctx context.Context) error {
 // records of them, found by their trace. They know the wait in weir's queue
 // and the limit. A request without a record keeps what its answer told.
 func (c *Client) joinWeir(ctx context.Context, s *StepRun) error {
-	records, err := c.weirRecords(ctx, 2*(len(s.Samples)+s.Extra)+100)
-	if err != nil {
-		return err
-	}
-	missing := 0
-	for i := range s.Samples {
-		o := &s.Samples[i]
-		w, found := records[o.TraceID]
-		if !found {
-			missing++
-			continue
+	missing := len(s.Samples)
+	for try := 0; missing > 0 && try < 10; try++ {
+		if try > 0 && !sleep(ctx, 50*time.Millisecond) { // weir writes its records off the request path
+			return ctx.Err()
 		}
-		s.joined = true
-		joinRecord(o, w)
+		records, err := c.weirRecords(ctx, 2*(len(s.Samples)+s.Extra)+100)
+		if err != nil {
+			return err
+		}
+		found := matchRecords(s, records)
+		if found == 0 && try > 2 {
+			break
+		}
+		missing = len(s.Samples) - found
 	}
 	if missing > 0 {
-		return fmt.Errorf("weir has no record of %d of %d requests: raise its records (1000 by default)", missing, len(s.Samples))
+		return fmt.Errorf("weir has no record of %d of %d requests: raise its records (1000 by default), or ask the weir that the URL leads to", missing, len(s.Samples))
 	}
 	return nil
+}
+
+// matchRecords joins what it finds and counts it.
+func matchRecords(s *StepRun, records map[[16]byte]*classifier.Observation) (found int) {
+	for i := range s.Samples {
+		if w := records[s.Samples[i].TraceID]; w != nil {
+			found++
+			s.joined = true
+			joinRecord(&s.Samples[i], w)
+		}
+	}
+	return found
 }
 
 func (c *Client) weirRecords(ctx context.Context, n int) (map[[16]byte]*classifier.Observation, error) {
