@@ -115,6 +115,7 @@ const defaultInflight = 1000
 // there is nothing to measure. The error says what happened and what to do.
 func (r *Runner) Warm(ctx context.Context) error {
 	var last classifier.Observation
+	good := false
 	for range max(1, r.Warmup) {
 		last = r.Client.send(ctx, r.first, time.Now(), 1)
 		r.first++
@@ -122,10 +123,10 @@ func (r *Runner) Warm(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if failure(&last) == "" {
-			r.alone = last.Total()
+			good, r.alone = true, last.Total()
 		}
 	}
-	if r.alone == 0 {
+	if !good {
 		return fmt.Errorf("%w: %s: %s", ErrAllFailed, r.Client.target.URL, remedy(failure(&last)))
 	}
 	return nil

@@ -1,6 +1,7 @@
 package ladder
 
 import (
+	"encoding/binary"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -23,10 +24,17 @@ func (h inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-// speech is audio of like lengths.
+// speech is audio of like lengths, with few bytes a second: the simulated
+// server hashes them all.
 func speech() (clips []Clip) {
-	for i, d := range []time.Duration{2500 * time.Millisecond, 3 * time.Second, 3500 * time.Millisecond, 2 * time.Second} {
-		clips = append(clips, NewClip("clip.wav", asrsim.SynthesizeWAV(d, uint64(i))))
+	for i, d := range []float64{2.5, 3, 3.5, 2} {
+		wav := asrsim.SynthesizeWAV(0, 0)
+		binary.LittleEndian.PutUint32(wav[28:], 4000)
+		n := int(4000 * d)
+		binary.LittleEndian.PutUint32(wav[40:], uint32(n))
+		wav = append(wav, make([]byte, n)...)
+		wav[44] = byte(i)
+		clips = append(clips, NewClip("clip.wav", wav))
 	}
 	return clips
 }

@@ -208,19 +208,21 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 // statistic bounds it from above: for the 95th percentile, below 73 requests
 // (59 for a one-sided bound).
 func quantileRanks(n int, q float64) (low, high int) {
-	cdf, p := 0.0, math.Pow(1-q, float64(n)) // P(K = 0), K of n below the quantile
+	cdf := 0.0 // P(K <= k), of the number K of values below the quantile
 	low, high = 0, n
+	all, _ := math.Lgamma(float64(n + 1))
 	for k := range n {
-		cdf += p
+		in, _ := math.Lgamma(float64(k + 1))
+		out, _ := math.Lgamma(float64(n - k + 1))
+		cdf += math.Exp(all - in - out + float64(k)*math.Log(q) + float64(n-k)*math.Log1p(-q))
 		if cdf <= 0.025 {
 			low = k
 		}
-		if cdf >= 0.975 && high == n {
-			high = k + 1
+		if cdf >= 0.975 {
+			return low, k
 		}
-		p *= float64(n-k) / float64(k+1) * q / (1 - q)
 	}
-	return min(low, n-1), min(high, n)
+	return low, high
 }
 
 // stages are the mean times of the successes whose stages were told, plus what

@@ -125,7 +125,9 @@ func testPlan(t *testing.T, h http.Handler, file string) (*Runner, SweepPlan) {
 	if err := p.Check(); err != nil {
 		t.Fatal(err)
 	}
-	return newRunner(t, h, Target{}), p
+	r := newRunner(t, h, Target{})
+	r.Pause = 0
+	return r, p
 }
 
 const settings = "# the server's own file\nname: \"asr\"\nmax_batch_size: 4   # of 16\nmax_batch_size_note: 7\n"

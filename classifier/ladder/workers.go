@@ -120,7 +120,7 @@ func (p *Pool) run(ctx context.Context, s stream, stop <-chan struct{}, emit fun
 	ended := make(chan struct{})
 	for i, w := range p.workers {
 		part := s.part(i, len(p.workers))
-		if part.Concurrency == 0 && part.Total == 0 {
+		if part.Rate == 0 && part.Concurrency == 0 || part.Rate > 0 && part.Total == 0 {
 			continue
 		}
 		if w.tell(order{Run: &part}) != nil {
