@@ -91,8 +91,27 @@ type Runner struct {
 	Progress Progress      // nil: none
 	Record   *Recorder     // nil: records are only kept in memory
 
-	first int64 // number of the next request
-	alone time.Duration
+	first  int64 // number of the next request
+	alone  time.Duration
+	anchor time.Time
+}
+
+// onWall puts an instant on one wall clock that runs like the monotonic one:
+// records that are read back from a file then give the same numbers.
+func (r *Runner) onWall(t time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	if r.anchor.IsZero() {
+		r.anchor = time.Now()
+	}
+	return r.anchor.Round(0).Add(t.Sub(r.anchor))
+}
+
+func (r *Runner) putOnWall(o *classifier.Observation) {
+	for _, t := range []*time.Time{&o.Enqueued, &o.Dequeued, &o.Sent, &o.Responded, &o.Done} {
+		*t = r.onWall(*t)
+	}
 }
 
 // Progress is told how far the run is.
@@ -220,7 +239,7 @@ func (r *Runner) newTally(step Step, number int) *tally {
 	if step.Rate > 0 {
 		t.warm = max(1, step.Requests/10)
 	}
-	t.run = &StepRun{Step: step, From: time.Now()}
+	t.run = &StepRun{Step: step, From: r.onWall(time.Now())}
 	return t
 }
 
@@ -233,6 +252,7 @@ func (t *tally) add(o classifier.Observation) {
 	if kind == "canceled" {
 		return
 	}
+	t.r.putOnWall(&o)
 	t.done++
 	if kind == "" {
 		t.good++

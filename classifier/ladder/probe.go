@@ -42,7 +42,7 @@ func (r *Runner) Probe(ctx context.Context, n int) (runs []*StepRun, err error) 
 		if r.Progress != nil {
 			r.Progress.Step(s, i+1, len(r.Client.bodies))
 		}
-		run := &StepRun{Step: s, From: time.Now()}
+		run := &StepRun{Step: s, From: r.onWall(time.Now())}
 		runs = append(runs, run)
 		err = r.probeClip(ctx, run, int64(i), i+1)
 		r.Record.end(i+1, run)
@@ -69,6 +69,7 @@ func (r *Runner) probeClip(ctx context.Context, run *StepRun, clip int64, number
 		if last = failure(&o); last == "" {
 			good++
 		}
+		r.putOnWall(&o)
 		run.Samples = append(run.Samples, o)
 		run.Until = o.Done
 		r.Record.sample(number, phaseMeasured, &o)
