@@ -73,9 +73,10 @@ func (o *outputs) check() error {
 func (e *experiment) flags(f *flag.FlagSet) {
 	f.StringVar(&e.target.URL, "url", "", "`URL` that takes the audio")
 	f.Var(&e.audio, "audio", "audio `file` or folder (WAV, MP3, FLAC, raw PCM); can be repeated")
-	f.StringVar(&e.target.Shape, "shape", "", "of a request: multipart, raw or json; default: raw if the\npath ends in /asr, else multipart")
+	f.StringVar(&e.target.Shape, "shape", "", "of a request: multipart, raw, json; of a WebSocket: funasr,\nvosk, sherpa, sherpa-offline or realtime; default: raw if the\npath ends in /asr, else multipart")
 	f.StringVar(&e.target.FileField, "file-field", "file", "`name` of the form's field with the audio")
 	f.Var(&e.fields, "field", "another field of the form, `name=value`; can be repeated")
+	f.BoolVar(&e.target.Paced, "paced", false, "over a WebSocket: send audio at the speed of speech, and count\nlatency from its end")
 	f.StringVar(&e.target.Template, "template", "", "of a json request; {audio} stands for the audio in base64")
 	f.Var(&e.headers, "header", "`'Name: value'`; can be repeated")
 	f.StringVar(&e.tokenEnv, "token-env", "", "environment `variable` with a bearer token")
@@ -151,7 +152,8 @@ func pairs(texts []string, sep, name, form string) (fields []ladder.Field, err e
 // start opens the record and makes the runner.
 func (e *experiment) start(rounds []ladder.Round) (ladder.Header, error) {
 	h := ladder.Header{
-		Kind: e.kind, Version: version(), URL: e.target.URL, Shape: e.target.Shape, Clips: len(e.clips),
+		Paced: e.target.Paced,
+		Kind:  e.kind, Version: version(), URL: e.target.URL, Shape: e.target.Shape, Clips: len(e.clips),
 		Seed: e.seed, Started: time.Now().Round(0), Rounds: rounds,
 	}
 	for _, c := range e.clips {

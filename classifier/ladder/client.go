@@ -54,6 +54,9 @@ func NewClient(t Target, clips []Clip, transport http.RoundTripper) (*Client, er
 		}
 	}
 	c := &Client{target: &t, expect: expect, ingest: ingest, class: "POST " + t.path()}
+	if t.webSocket() {
+		c.class = "GET " + t.path()
+	}
 	c.http = http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	for i := range clips {
 		b, err := t.body(&clips[i])
@@ -87,7 +90,11 @@ func (c *Client) send(ctx context.Context, n int64, due time.Time, inflight int)
 	o.Enqueued = time.Now()
 	o.Dequeued = o.Enqueued
 	o.Before = max(0, o.Enqueued.Sub(due))
-	answer, err := c.exchange(ctx, b, &o)
+	exchange := c.exchange
+	if c.target.webSocket() {
+		exchange = c.stream
+	}
+	answer, err := exchange(ctx, b, &o)
 	o.Done = time.Now()
 	c.ingest.Finish(&o)
 	takeWeirQueue(&o)
@@ -113,6 +120,8 @@ func errorWord(err error) string {
 	var dns *net.DNSError
 	var timeout net.Error
 	switch {
+	case errors.Is(err, errAnswer):
+		return "error_answer"
 	case errors.As(err, &dns):
 		return "no_such_host"
 	case errors.Is(err, syscall.ECONNREFUSED):

@@ -119,8 +119,11 @@ func zeroNaN(x float64) float64 {
 	return x
 }
 
-// FindKnee finds the knee in the rows of a closed-loop ladder.
-func FindKnee(rows []Row) Knee {
+// FindKnee finds the knee in the rows of a closed-loop ladder. Of paced
+// streams, whose latency is counted from the end of speech, a client is busy
+// for the length of the audio too: then N*/X(N*) of the lowest step is the time
+// of one stream, by Little's law.
+func FindKnee(rows []Row, paced bool) Knee {
 	p := points(rows)
 	switch {
 	case len(p) == 0:
@@ -132,6 +135,12 @@ func FindKnee(rows []Row) Knee {
 		return Knee{Note: note}
 	}
 	k := Knee{Method: methodBounds}
+	if paced {
+		for i := range p {
+			p[i].r = p[i].n / p[i].x
+		}
+		k.Method = "N·Xmax/X(N) of the lowest step, for paced streams"
+	}
 	if low, high, ok := onset(p); ok {
 		k.Onset = [2]int{low, high}
 	}

@@ -73,7 +73,8 @@ type Header struct {
 	URL         string    `json:"url"`
 	Shape       string    `json:"shape"`
 	Clips       int       `json:"clips"`
-	Seconds     float64   `json:"audio_seconds"` // of all clips
+	Seconds     float64   `json:"audio_seconds"`   // of all clips
+	Paced       bool      `json:"paced,omitempty"` // audio at the speed of speech
 	Seed        uint64    `json:"seed"`
 	Started     time.Time `json:"started"`
 	Interrupted bool      `json:"interrupted,omitempty"`

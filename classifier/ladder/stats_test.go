@@ -215,7 +215,7 @@ func TestTheAdaptiveLadderDoublesUntilItIsFullAndBisectsTheOnset(t *testing.T) {
 
 func TestDoubtsAboutTheClientArePrinted(t *testing.T) {
 	good := Row{Step: Step{Concurrency: 4, Requests: 100}, Sent: 100, Succeeded: 100, Mean: 50, Inflight: 4, Client: ClientLoad{CPU: 0.2, Cores: 4, Late: time.Millisecond, Connections: 4}}
-	if w := good.doubts(); len(w) > 0 {
+	if w := good.doubts(false); len(w) > 0 {
 		t.Errorf("doubts about a good step: %q", w)
 	}
 	for want, change := range map[string]func(r *Row){
@@ -228,7 +228,7 @@ func TestDoubtsAboutTheClientArePrinted(t *testing.T) {
 	} {
 		r := good
 		change(&r)
-		if w := r.doubts(); len(w) != 1 || !strings.Contains(w[0], want) {
+		if w := r.doubts(false); len(w) != 1 || !strings.Contains(w[0], want) {
 			t.Errorf("%q: %q", want, w)
 		}
 	}

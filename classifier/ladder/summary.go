@@ -64,7 +64,7 @@ func Summarize(run *Run) *Summary {
 		s.sweep(run)
 	default:
 		s.classify(run)
-		k := FindKnee(s.Steps)
+		k := FindKnee(s.Steps, run.Paced)
 		s.Knee = &k
 	}
 	s.executions(run)
@@ -193,7 +193,7 @@ func (s *Summary) warn(run *Run) {
 	}
 	for i := range s.Steps {
 		r := &s.Steps[i]
-		for _, w := range r.doubts() {
+		for _, w := range r.doubts(run.Paced) {
 			add("%s: %s", r.name(), w)
 		}
 		for _, n := range run.Steps[i].Notes {
@@ -222,7 +222,7 @@ func (s *Summary) fewest() (n int) {
 }
 
 // doubts are the checks of one step.
-func (r *Row) doubts() (w []string) {
+func (r *Row) doubts(paced bool) (w []string) {
 	add := func(format string, args ...any) { w = append(w, fmt.Sprintf(format, args...)) }
 	if r.Stopped != "" {
 		add("%s after %d requests", r.Stopped, r.Sent)
@@ -230,7 +230,7 @@ func (r *Row) doubts() (w []string) {
 	if lost := r.Sent - r.Succeeded; r.Sent > 0 && float64(lost) > manyLost*float64(r.Sent) {
 		add("%d of %d requests failed; latency is that of the others", lost, r.Sent)
 	}
-	if r.Concurrency > 0 && r.Succeeded == r.Sent && r.Stopped == "" && math.Abs(r.Inflight/float64(r.Concurrency)-1) > littleOff {
+	if r.Concurrency > 0 && !paced && r.Succeeded == r.Sent && r.Stopped == "" && math.Abs(r.Inflight/float64(r.Concurrency)-1) > littleOff {
 		add("throughput times latency is %.2f, not %d, as Little's law has it: the client did not keep that many in flight", r.Inflight, r.Concurrency)
 	}
 	if r.Rate > 0 && r.Achieved > 0 && r.Arrivals == Constant && r.Achieved < (1-rateOff)*r.Rate {

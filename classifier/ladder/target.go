@@ -28,13 +28,14 @@ type Field struct{ Name, Value string }
 // Target says where requests go and what they look like.
 type Target struct {
 	URL       string
-	Shape     string  // Multipart, Raw or JSON; empty: Raw if the path is /asr, else Multipart
+	Shape     string  // Multipart, Raw, JSON, or a WebSocket's; empty: Raw if the path is /asr, else Multipart
 	FileField string  // of Multipart; empty: file
-	Fields    []Field // of Multipart
+	Fields    []Field // of Multipart, and of Realtime's session.update
 	Template  string  // of JSON: {audio} stands for the base64 of the audio; empty: {"audio":"{audio}"}
 	Headers   []Field
 	Expect    string        // what a good answer holds; see [ParseExpect]
 	Timeout   time.Duration // of one request; 0: 5 min
+	Paced     bool          // of a WebSocket: the audio goes out at the speed of speech
 	Upload    float64       // bytes/s of one upload; 0: as fast as it goes
 	Admin     string        // address of weir's admin port, if the URL is a weir's; empty: only Server-Timing tells the stages
 }
@@ -47,8 +48,11 @@ const (
 // Check fills in the defaults and returns the first mistake with its remedy.
 func (t *Target) Check() error {
 	u, err := url.Parse(t.URL)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return fmt.Errorf("--url %q is no URL of a transcription: write http://host:port/path", t.URL)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" && !(t.webSocket() && (u.Scheme == "ws" || u.Scheme == "wss")) {
+		return fmt.Errorf("--url %q is no URL of a transcription: write http://host:port/path, or with a WebSocket's --shape ws://host:port/path", t.URL)
+	}
+	if t.Paced && !t.webSocket() {
+		return fmt.Errorf("--paced is for the shapes of WebSockets: funasr, vosk, sherpa, sherpa-offline or realtime")
 	}
 	if t.Shape == "" {
 		t.Shape = Multipart
@@ -63,7 +67,7 @@ func (t *Target) Check() error {
 		t.Timeout = defaultTimeout
 	}
 	switch t.Shape {
-	case Multipart, Raw:
+	case Multipart, Raw, FunASR, Vosk, Sherpa, SherpaOffline, Realtime:
 	case JSON:
 		if t.Template == "" {
 			t.Template = defaultTemplate
@@ -72,10 +76,16 @@ func (t *Target) Check() error {
 			return fmt.Errorf(`--template %q is no JSON with {audio} in a string: write {"audio":"{audio}"}`, t.Template)
 		}
 	default:
-		return fmt.Errorf("--shape %q is unknown: use multipart, raw or json", t.Shape)
+		return fmt.Errorf("--shape %q is unknown: use multipart, raw, json, funasr, vosk, sherpa, sherpa-offline or realtime", t.Shape)
 	}
 	_, err = ParseExpect(t.Expect)
 	return err
+}
+
+// webSocket tells that the shape streams.
+func (t *Target) webSocket() bool {
+	_, ok := dialects[t.Shape]
+	return ok
 }
 
 // path is the route that classes the observations.
@@ -95,6 +105,10 @@ type body struct {
 }
 
 func (t *Target) body(c *Clip) (body, error) {
+	if t.webSocket() {
+		pcm, err := c.samples()
+		return body{c, pcm, c.Type}, err
+	}
 	switch t.Shape {
 	case Raw:
 		return body{c, c.Data, c.Type}, nil
