@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -28,6 +29,10 @@ type Client struct {
 	http   http.Client
 	class  string
 	opened atomic.Int64 // connections
+
+	rpcLock sync.Mutex
+	rpc     *rpc                  // nil: not connected yet
+	mistake atomic.Pointer[error] // in how a gRPC method is called
 }
 
 // NewClient makes the requests for the clips ready. A nil transport is one of
@@ -69,7 +74,15 @@ func NewClient(t Target, clips []Clip, transport http.RoundTripper) (*Client, er
 }
 
 // Close closes the idle connections.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *Client) Close() {
+	c.http.CloseIdleConnections()
+	c.rpcLock.Lock()
+	defer c.rpcLock.Unlock()
+	if c.rpc != nil {
+		_ = c.rpc.conn.Close()
+		c.rpc = nil
+	}
+}
 
 // maxAnswer is how much of an answer is kept for Expect, in bytes.
 const maxAnswer = 1 << 20
@@ -91,8 +104,11 @@ func (c *Client) send(ctx context.Context, n int64, due time.Time, inflight int)
 	o.Dequeued = o.Enqueued
 	o.Before = max(0, o.Enqueued.Sub(due))
 	exchange := c.exchange
-	if c.target.webSocket() {
+	switch {
+	case c.target.webSocket():
 		exchange = c.stream
+	case c.target.Shape == GRPC:
+		exchange = c.call
 	}
 	answer, err := exchange(ctx, b, &o)
 	o.Done = time.Now()
@@ -104,6 +120,7 @@ func (c *Client) send(ctx context.Context, n int64, due time.Time, inflight int)
 
 func (c *Client) judge(ctx context.Context, o *classifier.Observation, answer []byte, err error) {
 	switch {
+	case o.Error != "":
 	case err != nil && errors.Is(context.Cause(ctx), context.Canceled):
 		o.Outcome, o.Error = classifier.Canceled, "canceled"
 	case err != nil:

@@ -27,17 +27,18 @@ type Field struct{ Name, Value string }
 
 // Target says where requests go and what they look like.
 type Target struct {
-	URL       string
-	Shape     string  // Multipart, Raw, JSON, or a WebSocket's; empty: Raw if the path is /asr, else Multipart
-	FileField string  // of Multipart; empty: file
-	Fields    []Field // of Multipart, and of Realtime's session.update
-	Template  string  // of JSON: {audio} stands for the base64 of the audio; empty: {"audio":"{audio}"}
-	Headers   []Field
-	Expect    string        // what a good answer holds; see [ParseExpect]
-	Timeout   time.Duration // of one request; 0: 5 min
-	Paced     bool          // of a WebSocket: the audio goes out at the speed of speech
-	Upload    float64       // bytes/s of one upload; 0: as fast as it goes
-	Admin     string        // address of weir's admin port, if the URL is a weir's; empty: only Server-Timing tells the stages
+	URL        string
+	Shape      string  // Multipart, Raw, JSON, or a WebSocket's; empty: Raw if the path is /asr, else Multipart
+	FileField  string  // of Multipart; empty: file
+	Fields     []Field // of Multipart, and of Realtime's session.update
+	Template   string  // of JSON and GRPC: {audio} stands for the base64 of the audio; empty: {"audio":"{audio}"}
+	Descriptor string  // of GRPC: a file with a FileDescriptorSet; empty: the server's reflection
+	Headers    []Field
+	Expect     string        // what a good answer holds; see [ParseExpect]
+	Timeout    time.Duration // of one request; 0: 5 min
+	Paced      bool          // of a WebSocket: the audio goes out at the speed of speech
+	Upload     float64       // bytes/s of one upload; 0: as fast as it goes
+	Admin      string        // address of weir's admin port, if the URL is a weir's; empty: only Server-Timing tells the stages
 }
 
 const (
@@ -51,8 +52,8 @@ func (t *Target) Check() error {
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" && !(t.webSocket() && (u.Scheme == "ws" || u.Scheme == "wss")) {
 		return fmt.Errorf("--url %q is no URL of a transcription: write http://host:port/path, or with a WebSocket's --shape ws://host:port/path", t.URL)
 	}
-	if t.Paced && !t.webSocket() {
-		return fmt.Errorf("--paced is for the shapes of WebSockets: funasr, vosk, sherpa, sherpa-offline or realtime")
+	if t.Paced && !t.webSocket() && t.Shape != GRPC {
+		return fmt.Errorf("--paced is for the shapes that stream: funasr, vosk, sherpa, sherpa-offline, realtime or grpc")
 	}
 	if t.Shape == "" {
 		t.Shape = Multipart
@@ -68,7 +69,7 @@ func (t *Target) Check() error {
 	}
 	switch t.Shape {
 	case Multipart, Raw, FunASR, Vosk, Sherpa, SherpaOffline, Realtime:
-	case JSON:
+	case JSON, GRPC:
 		if t.Template == "" {
 			t.Template = defaultTemplate
 		}
@@ -76,7 +77,7 @@ func (t *Target) Check() error {
 			return fmt.Errorf(`--template %q is no JSON with {audio} in a string: write {"audio":"{audio}"}`, t.Template)
 		}
 	default:
-		return fmt.Errorf("--shape %q is unknown: use multipart, raw, json, funasr, vosk, sherpa, sherpa-offline or realtime", t.Shape)
+		return fmt.Errorf("--shape %q is unknown: use multipart, raw, json, funasr, vosk, sherpa, sherpa-offline, realtime or grpc", t.Shape)
 	}
 	_, err = ParseExpect(t.Expect)
 	return err
@@ -110,7 +111,7 @@ func (t *Target) body(c *Clip) (body, error) {
 		return body{c, pcm, c.Type}, err
 	}
 	switch t.Shape {
-	case Raw:
+	case Raw, GRPC:
 		return body{c, c.Data, c.Type}, nil
 	case JSON:
 		text := strings.ReplaceAll(t.Template, "{audio}", base64.StdEncoding.EncodeToString(c.Data))
