@@ -35,6 +35,11 @@ gets slow under load.
   weir top       the same, live
   weir classify  the verdict on recorded requests: a file or an address
   weir check F   name every mistake in the configuration file F
+  weir probe     split one request into its stages, several times
+  weir ladder    press a server with more and more requests; find its limit
+  weir sweep     change one setting at a time; find the one that limits
+  weir report    make reports of what probe, ladder or sweep measured
+  weir compare   say what changed between two of them
   weir asrsim    the simulated server alone
   weir version   version, commit and Go release
 
@@ -62,6 +67,18 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		return check(args, getenv, stdout, stderr)
 	case "demo":
 		return demo(ctx, args, stdout, stderr)
+	case "probe":
+		return runProbe(ctx, args, getenv, stdout, stderr)
+	case "ladder":
+		return runLadder(ctx, args, getenv, stdout, stderr)
+	case "ladder-worker":
+		return ladderWorker(ctx, os.Stdin, stdout, stderr)
+	case "sweep":
+		return runSweep(ctx, args, getenv, stdout, stderr)
+	case "report":
+		return runReport(args, stdout, stderr)
+	case "compare":
+		return runCompare(args, stdout, stderr)
 	case "asrsim":
 		return asrsim.Main(ctx, args, stdout, stderr)
 	case "classify":
