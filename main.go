@@ -31,6 +31,7 @@ gets slow under load.
 
   weir demo      a simulated server, weir before it, load, the page, the verdict
   weir serve     stand in front of a server
+  weir envoy     stand beside an Envoy: its access log, queue and limits
   weir check F   name every mistake in the configuration file F
   weir asrsim    the simulated server alone
   weir version   version, commit and Go release
@@ -56,6 +57,8 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	switch name, args := args[0], args[1:]; name {
 	case "serve":
 		return serve(ctx, args, getenv, stdout, stderr)
+	case "envoy":
+		return serveEnvoy(ctx, args, getenv, stdout, stderr)
 	case "check":
 		return check(args, getenv, stdout, stderr)
 	case "demo":
@@ -91,7 +94,10 @@ func serve(ctx context.Context, args []string, getenv func(string) string, stdou
 		fmt.Fprintf(stderr, "weir: %v\n", err)
 		return exitError
 	}
-	logger.Info("weir is in front of the server", "listen", s.Addr(), "server", cfg.Server, "page", "http://"+s.AdminAddr()+"/", "version", version())
+	if err := announce(s, cfg, logger); err != nil {
+		fmt.Fprintf(stderr, "weir: %v\n", err)
+		return exitError
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go reload(ctx, cfg, s, logger)

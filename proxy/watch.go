@@ -25,7 +25,8 @@ type watch struct {
 	logs       *tracing.Logs
 	logger     *slog.Logger
 	length     time.Duration
-	mu         sync.Mutex // guards what follows
+	doubt      func(classifier.Verdict) classifier.Verdict // may be nil; see Sidecar.Doubt
+	mu         sync.Mutex                                  // guards what follows
 	thresholds classifier.Thresholds
 	latchFor   time.Duration
 	latchKeep  time.Duration
@@ -119,7 +120,11 @@ func (w *watch) judge(reports []classifier.Report, now time.Time) {
 			w.latches[r.Class] = l
 		}
 		l.For, l.KeepFor = latchFor, latchKeep
-		shown, changed := l.Update(classifier.Classify(r, thresholds), now)
+		v := classifier.Classify(r, thresholds)
+		if w.doubt != nil {
+			v = w.doubt(v)
+		}
+		shown, changed := l.Update(v, now)
 		if changed {
 			w.tell(shown, l.cause)
 			l.cause = shown.Cause
