@@ -30,10 +30,11 @@ func (s *Sidecar) Handle(pattern string, h http.Handler) {
 }
 
 // Doubt has f look at each verdict before it is shown: a source of records that
-// knows itself to be incomplete takes the verdict back. Records may come up to
-// late after their end. f runs on the sink's goroutine. Call it before Run.
-func (s *Sidecar) Doubt(late time.Duration, f func(classifier.Verdict) classifier.Verdict) {
-	s.watch.doubt, s.watch.window.Late = f, late
+// knows itself to be incomplete takes the verdict back. late tells how long
+// after their end records may come. Both run on the sink's goroutine. Call it
+// before Run.
+func (s *Sidecar) Doubt(late func() time.Duration, f func(classifier.Verdict) classifier.Verdict) {
+	s.watch.late, s.watch.doubt = late, f
 }
 
 // Gate is the one gate of all protocols; its Sink takes records of requests

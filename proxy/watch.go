@@ -25,8 +25,9 @@ type watch struct {
 	logs       *tracing.Logs
 	logger     *slog.Logger
 	length     time.Duration
-	doubt      func(classifier.Verdict) classifier.Verdict // may be nil; see Sidecar.Doubt
-	mu         sync.Mutex                                  // guards what follows
+	late       func() time.Duration // may be nil, as doubt; see Sidecar.Doubt
+	doubt      func(classifier.Verdict) classifier.Verdict
+	mu         sync.Mutex // guards what follows
 	thresholds classifier.Thresholds
 	latchFor   time.Duration
 	latchKeep  time.Duration
@@ -102,6 +103,9 @@ func (w *watch) tick(now time.Time) {
 	}
 	for !w.next.After(now) {
 		w.next = w.next.Add(w.length)
+	}
+	if w.late != nil {
+		w.window.Late = w.late()
 	}
 	w.judge(w.window.Cut(now), now)
 }

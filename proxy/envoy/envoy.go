@@ -89,7 +89,7 @@ func New(side *proxy.Sidecar, cfg proxy.Config) (*Server, error) {
 		return nil, err
 	}
 	side.Mount(s)
-	side.Doubt(maxLate, s.doubt)
+	side.Doubt(s.log.replay.late, s.doubt)
 	side.Handle("GET /api/envoy", http.HandlerFunc(s.getState))
 	return s, nil
 }

@@ -94,13 +94,27 @@ func (r *replay) add(o *classifier.Observation, now time.Time) {
 	r.held = slices.Insert(r.held, i, o)
 }
 
+// hold is how long after its end an entry's record is given on.
+func (r *replay) hold() time.Duration { return flushTime + min(max(r.longest, r.before), maxHold) }
+
+// late is how long after its end a record may come to the sink; 0 while there
+// is no log.
+func (r *replay) late() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.since.IsZero() {
+		return 0
+	}
+	return r.hold() + replayPeriod
+}
+
 func (r *replay) at(t time.Time) int64 { return int64(t.Sub(r.born)) }
 
 // release gives on what is due. With all set it is everything.
 func (r *replay) release(now time.Time, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	hold := flushTime + min(max(r.longest, r.before), maxHold)
+	hold := r.hold()
 	n := 0
 	for n < len(r.held) && (all || len(r.held)-n > maxHeld || now.Sub(r.held[n].Done) >= hold) {
 		o := r.held[n]
