@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -131,6 +132,8 @@ func (r *rig) get(path string) []byte {
 
 func (r *rig) state() state { return r.Server.state() }
 
+var ours = regexp.MustCompile(`weir/proxy/envoy\.\(\*(Server|exchange|logSink|replay|stats|runtimePush)\)`)
+
 // checkGoroutines fails the test if it leaves goroutines of this package behind.
 func checkGoroutines(t *testing.T) {
 	t.Cleanup(func() {
@@ -138,7 +141,7 @@ func checkGoroutines(t *testing.T) {
 		for range 300 {
 			stacks = make([]byte, 4<<20)
 			stacks = stacks[:runtime.Stack(stacks, true)]
-			if !bytes.Contains(stacks, []byte("weir/proxy/envoy.(*")) {
+			if !ours.Match(stacks) {
 				return
 			}
 			time.Sleep(10 * time.Millisecond)
