@@ -124,11 +124,11 @@ func (w *watch) judge(reports []classifier.Report, now time.Time) {
 			w.latches[r.Class] = l
 		}
 		l.For, l.KeepFor = latchFor, latchKeep
-		v := classifier.Classify(r, thresholds)
-		if w.doubt != nil {
-			v = w.doubt(v)
+		shown, changed := l.Update(classifier.Classify(r, thresholds), now)
+		if w.doubt != nil { // after the latch: what is not known is not shown for a while longer
+			shown = w.doubt(shown)
+			changed = shown.Cause != l.cause
 		}
-		shown, changed := l.Update(v, now)
 		if changed {
 			w.tell(shown, l.cause)
 			l.cause = shown.Cause

@@ -22,6 +22,7 @@ import (
 	"net/http"
 	"os"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -188,13 +189,13 @@ func (s *Server) doubt(v classifier.Verdict) classifier.Verdict {
 		return v
 	}
 	if s.stats == nil {
-		v.Warnings = append(v.Warnings, "how much of Envoy's access log was lost is not known; set envoy_admin")
+		v.Warnings = append(slices.Clone(v.Warnings), "how much of Envoy's access log was lost is not known; set envoy_admin")
 		return v
 	}
 	share, ok := s.stats.coverage()
 	switch err := s.stats.failure(); {
 	case err != nil:
-		v.Warnings = append(v.Warnings, "how much of Envoy's access log was lost is not known: "+err.Error())
+		v.Warnings = append(slices.Clone(v.Warnings), "how much of Envoy's access log was lost is not known: "+err.Error())
 	case ok && share < s.least:
 		v.Cause, v.Confidence = classifier.Unknown, 0
 		v.Evidence = []string{fmt.Sprintf("Envoy's access log brought %.0f %% of the requests that Envoy counted in the last minute; below envoy_coverage (%.0f %%) the rest could change the verdict", 100*share, 100*s.least)}
