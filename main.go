@@ -34,6 +34,7 @@ gets slow under load.
   weir verdict   what a running weir says now, on one screen
   weir top       the same, live
   weir classify  the verdict on recorded requests: a file or an address
+  weir envoy     stand beside an Envoy: its access log, queue and limits
   weir check F   name every mistake in the configuration file F
   weir probe     split one request into its stages, several times
   weir ladder    press a server with more and more requests; find its limit
@@ -63,6 +64,8 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	switch name, args := args[0], args[1:]; name {
 	case "serve":
 		return serve(ctx, args, getenv, stdout, stderr)
+	case "envoy":
+		return serveEnvoy(ctx, args, getenv, stdout, stderr)
 	case "check":
 		return check(args, getenv, stdout, stderr)
 	case "demo":
@@ -116,7 +119,10 @@ func serve(ctx context.Context, args []string, getenv func(string) string, stdou
 		fmt.Fprintf(stderr, "weir: %v\n", err)
 		return exitError
 	}
-	logger.Info("weir is in front of the server", "listen", s.Addr(), "server", cfg.Server, "page", "http://"+s.AdminAddr()+"/", "version", version())
+	if err := announce(s, cfg, logger); err != nil {
+		fmt.Fprintf(stderr, "weir: %v\n", err)
+		return exitError
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go reload(ctx, cfg, s, logger)

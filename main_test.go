@@ -103,6 +103,13 @@ func (p *process) says(pattern string) []string {
 	}
 }
 
+// end sends the signal and returns the exit code.
+func (p *process) end(s os.Signal) int {
+	p.Helper()
+	_ = p.cmd.Process.Signal(s)
+	return p.exit()
+}
+
 // exit waits for the end and returns the exit code.
 func (p *process) exit() int {
 	p.Helper()

@@ -40,13 +40,6 @@ func loadedWeir(t *testing.T) *sidecar {
 	return w
 }
 
-func command(t *testing.T, args ...string) (code int, out, errs string) {
-	t.Helper()
-	var stdout, stderr bytes.Buffer
-	code = run(context.Background(), args, func(string) string { return "" }, &stdout, &stderr)
-	return code, stdout.String(), stderr.String()
-}
-
 func TestVerdictTopAndClassifyAskARunningWeir(t *testing.T) {
 	w := loadedWeir(t)
 	code, out, errs := command(t, "verdict", w.admin)

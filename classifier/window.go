@@ -42,6 +42,7 @@ const otherClass = "(other)"
 type Window struct {
 	Length     time.Duration // the owner's interval between cuts; 0: 10 s
 	MaxClasses int           // 0: 64
+	Late       time.Duration // how long after their end requests may be added: what is younger is not yet weighed
 
 	classes    map[string]*class
 	overflowed uint64
@@ -212,7 +213,7 @@ func (w *Window) cutClass(c *class, now time.Time, all float64) Report {
 	r := m.report(c, n)
 	c.rotate()
 	c.subs.forgetFuture(now.Sub(w.epoch))
-	lag := min(r.P95, time.Duration(keptSubs/2)*time.Duration(c.subs.step))
+	lag := min(r.P95+w.Late, time.Duration(keptSubs/2)*time.Duration(c.subs.step))
 	c.past.addCurve(&c.subs, int64(now.Sub(w.epoch)-lag))
 	c.subs.report(&r, r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag)
 	c.past.addParallel(&r)

@@ -83,6 +83,9 @@ func (s *Sidecar) admin() http.Handler {
 	m.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	m.HandleFunc("GET /readyz", s.getReady)
 	m.HandleFunc("GET /drain", s.getDrain)
+	for pattern, h := range s.pages {
+		m.Handle(pattern, h)
+	}
 	return sameHost(m)
 }
 

@@ -48,7 +48,6 @@ type fault struct {
 // faultOf maps every error of an exchange to its end.
 func (c *conn) faultOf(err error) fault {
 	var (
-		limit    *LimitError
 		connect  *connectError
 		answer   *answerError
 		flush    *flushError
@@ -56,15 +55,12 @@ func (c *conn) faultOf(err error) fault {
 		server   = c.srv.target
 		upstream = c.up.err
 	)
+	refused, isRefusal := refusalOf(err)
 	switch {
 	case c.hasLeft(), errors.Is(err, ErrClientGone):
 		return fault{0, "client_gone", "the client left", classifier.Canceled}
-	case errors.As(err, &limit) && limit.Err == ErrQueueTimeout:
-		return fault{503, "queue_timeout", limit.Error(), classifier.Expired}
-	case errors.As(err, &limit):
-		return fault{503, "queue_full", limit.Error(), classifier.Rejected}
-	case errors.Is(err, ErrDraining):
-		return fault{503, shuttingDown, "weir is shutting down; retry on another instance", classifier.Rejected}
+	case isRefusal:
+		return refused
 	case errors.As(err, &connect) && isTimeout(err):
 		return fault{504, "server_timeout", "no connection to " + server + " within connect_timeout; check that the server runs and listens there", classifier.Failed}
 	case errors.As(err, &connect) && (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)):
@@ -175,11 +171,16 @@ func (c *conn) refuseHead(err error) bool {
 	return false
 }
 
-// reply writes weir's own answer: JSON in the shape that OpenAI's clients
-// read, with the reason and the remedy.
-func (c *conn) reply(f fault, keep bool) {
+// body is weir's own answer: JSON in the shape that OpenAI's clients read, with
+// the reason and the remedy.
+func (f fault) body() []byte {
 	text, _ := json.Marshal(map[string]any{"error": map[string]any{"message": "weir: " + f.text, "type": f.word, "code": f.status}})
-	text = append(text, '\n')
+	return append(text, '\n')
+}
+
+// reply writes weir's own answer to the client.
+func (c *conn) reply(f fault, keep bool) {
+	text := f.body()
 	b := append(c.buf[:0], "HTTP/1.1 "...)
 	b = strconv.AppendInt(b, int64(f.status), 10)
 	b = append(append(append(b, ' '), fasthttp.StatusMessage(f.status)...), "\r\nDate: "...)

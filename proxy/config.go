@@ -53,6 +53,8 @@ type Config struct {
 	LogFormat      string   `yaml:"log_format" restart:"yes" help:"text or json."`
 	LogLevel       string   `yaml:"log_level" help:"debug, info, warn or error."`
 
+	EnvoyConfig // see configenvoy.go
+
 	loaded *loaded // nil: made by hand
 }
 
@@ -81,6 +83,7 @@ func DefaultConfig() Config {
 		ConnectTimeout: seconds(5), HeadTimeout: seconds(30), BodyTimeout: seconds(300), WriteTimeout: seconds(300),
 		MaxHeadSize: 64 << 10, HalfClose: "abort", DrainTimeout: seconds(30),
 		TrustParent: true, LogFormat: "text", LogLevel: "info",
+		EnvoyConfig: defaultEnvoy(),
 	}
 }
 

@@ -506,7 +506,8 @@ func TestRestartNamesWhatAReloadCannotChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"server", "listen", "admin", "window", "records", "trust_parent", "keep_slow", "keep_queue_share", "log_format"}
+	want := []string{"server", "listen", "admin", "window", "records", "trust_parent", "keep_slow", "keep_queue_share", "log_format",
+		"envoy_listen", "envoy_admin", "envoy_stat_prefix", "envoy_cluster", "envoy_coverage", "envoy_orca", "envoy_runtime", "envoy_runtime_keys", "envoy_runtime_min", "envoy_runtime_max"}
 	if got := Restart(DefaultConfig(), c); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -49,6 +49,7 @@ func (l *loader) check() {
 	l.checkRoutes()
 	l.checkTimings()
 	l.checkThresholds()
+	l.checkEnvoy()
 	l.oneOf("half_close", c.HalfClose, "abort", "keep")
 	l.oneOf("log_format", c.LogFormat, "text", "json")
 	l.oneOf("log_level", c.LogLevel, "debug", "info", "warn", "error")
@@ -77,7 +78,7 @@ func (l *loader) checkAddresses() {
 	if err != nil {
 		l.fault("server", "value %.200q %v", c.Server, err)
 	}
-	listens := l.checkListen("listen", c.Listen)
+	listens := c.Listen == NoListen || l.checkListen("listen", c.Listen)
 	if !l.checkListen("admin", c.Admin) || !listens {
 		return
 	}

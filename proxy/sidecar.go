@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,7 +29,9 @@ type Sidecar struct {
 	level   *slog.LevelVar
 	version string
 
-	listener, adminListener net.Listener
+	listener, adminListener net.Listener // listener is nil under NoListen
+	services                []Service
+	pages                   map[string]http.Handler // of the admin port, by pattern
 	notReady                atomic.Bool
 
 	mu  sync.Mutex
@@ -124,8 +127,10 @@ func (s *Sidecar) newTelemetry(ctx context.Context, cfg Config, o SidecarOptions
 }
 
 func (s *Sidecar) listen(cfg Config) (err error) {
-	if s.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
-		return fmt.Errorf("listen %q: %w; choose another address, or stop what uses it", cfg.Listen, err)
+	if cfg.Listen != NoListen {
+		if s.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
+			return fmt.Errorf("listen %q: %w; choose another address, or stop what uses it", cfg.Listen, err)
+		}
 	}
 	if s.adminListener, err = net.Listen("tcp", cfg.Admin); err != nil {
 		return fmt.Errorf("admin %q: %w; choose another address, or stop what uses it", cfg.Admin, err)
@@ -187,8 +192,14 @@ func (s *Sidecar) drainTimeout() time.Duration {
 	return s.cfg.DrainTimeout.Duration()
 }
 
-// Addr is the address that clients connect to; AdminAddr that of the page.
-func (s *Sidecar) Addr() string      { return s.listener.Addr().String() }
+// Addr is the address that clients connect to, if there is one; AdminAddr that
+// of the page.
+func (s *Sidecar) Addr() string {
+	if s.listener == nil {
+		return ""
+	}
+	return s.listener.Addr().String()
+}
 func (s *Sidecar) AdminAddr() string { return s.adminListener.Addr().String() }
 
 // Verdicts returns the verdicts that are shown now, the busiest class first.
@@ -205,8 +216,13 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	sinkCtx, stopSink := context.WithCancel(context.Background())
 	var sink sync.WaitGroup
 	sink.Go(func() { s.sink.Run(sinkCtx, s.watch.take, s.watch.tick) })
-	failed := make(chan error, 2)
-	go func() { failed <- s.server.Serve(s.listener) }()
+	failed := make(chan error, 2+len(s.services))
+	if s.listener != nil {
+		go func() { failed <- s.server.Serve(s.listener) }()
+	}
+	for _, one := range s.services {
+		go func() { failed <- one.Serve() }()
+	}
 	go func() { failed <- admin.Serve(&cappedListener{Listener: s.adminListener, limit: maxAdmin}) }()
 
 	var err error
@@ -215,9 +231,12 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	s.notReady.Store(true)
-	_ = s.listener.Close()
+	if s.listener != nil {
+		_ = s.listener.Close()
+	}
 	drain, cancel := context.WithTimeout(context.Background(), s.drainTimeout())
 	defer cancel()
+	s.shutdownServices(drain)
 	if e := s.server.Shutdown(drain); e != nil {
 		s.logger.Warn(e.Error())
 	}

@@ -25,6 +25,8 @@ type watch struct {
 	logs       *tracing.Logs
 	logger     *slog.Logger
 	length     time.Duration
+	late       func() time.Duration // may be nil, as doubt; see Sidecar.Doubt
+	doubt      func(classifier.Verdict) classifier.Verdict
 	mu         sync.Mutex // guards what follows
 	thresholds classifier.Thresholds
 	latchFor   time.Duration
@@ -102,6 +104,9 @@ func (w *watch) tick(now time.Time) {
 	for !w.next.After(now) {
 		w.next = w.next.Add(w.length)
 	}
+	if w.late != nil {
+		w.window.Late = w.late()
+	}
 	w.judge(w.window.Cut(now), now)
 }
 
@@ -120,6 +125,10 @@ func (w *watch) judge(reports []classifier.Report, now time.Time) {
 		}
 		l.For, l.KeepFor = latchFor, latchKeep
 		shown, changed := l.Update(classifier.Classify(r, thresholds), now)
+		if w.doubt != nil { // after the latch: what is not known is not shown for a while longer
+			shown = w.doubt(shown)
+			changed = shown.Cause != l.cause
+		}
 		if changed {
 			w.tell(shown, l.cause)
 			l.cause = shown.Cause
