@@ -48,27 +48,18 @@ type fault struct {
 // faultOf maps every error of an exchange to its end.
 func (c *conn) faultOf(err error) fault {
 	var (
-		limit    *LimitError
-		connect  *connectError
 		answer   *answerError
 		flush    *flushError
 		bad      *headError
 		server   = c.srv.target
 		upstream = c.up.err
 	)
+	refused, known := faultOfGate(err, server)
 	switch {
 	case c.hasLeft(), errors.Is(err, ErrClientGone):
 		return fault{0, "client_gone", "the client left", classifier.Canceled}
-	case errors.As(err, &limit) && limit.Err == ErrQueueTimeout:
-		return fault{503, "queue_timeout", limit.Error(), classifier.Expired}
-	case errors.As(err, &limit):
-		return fault{503, "queue_full", limit.Error(), classifier.Rejected}
-	case errors.Is(err, ErrDraining):
-		return fault{503, shuttingDown, "weir is shutting down; retry on another instance", classifier.Rejected}
-	case errors.As(err, &connect) && isTimeout(err):
-		return fault{504, "server_timeout", "no connection to " + server + " within connect_timeout; check that the server runs and listens there", classifier.Failed}
-	case errors.As(err, &connect):
-		return fault{502, "server_unreachable", "cannot connect to " + server + "; check that the server runs and listens there", classifier.Failed}
+	case known:
+		return refused
 	case errors.As(err, &flush):
 		return fault{0, "client_gone", "the client left", classifier.Canceled}
 	case upstream != nil && errors.Is(upstream, errBadBody):
@@ -78,7 +69,7 @@ func (c *conn) faultOf(err error) fault {
 	case upstream != nil && !errors.As(upstream, &flush) && !errors.Is(upstream, errStopped) && !errors.Is(upstream, errBug):
 		return fault{0, "client_gone", "the client left in the middle of its request", classifier.Canceled}
 	case errors.As(err, &answer) && isTimeout(err):
-		return fault{504, "server_timeout", server + " gave no answer within response_timeout; raise response_timeout if it may take longer", classifier.Failed}
+		return fault{504, "server_timeout", noAnswer(server), classifier.Failed}
 	case errors.As(err, &bad), errors.Is(err, errBareLF), errors.Is(err, errHeadTooLarge), errors.Is(err, errBadBody):
 		return fault{502, "bad_response", server + " sent an answer that is no valid HTTP/1.1", classifier.Failed}
 	case c.used && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
@@ -87,6 +78,31 @@ func (c *conn) faultOf(err error) fault {
 		return fault{0, "server_reset", "the server closed the connection", classifier.Failed}
 	}
 	return fault{502, "server_reset", server + " closed the connection before it answered", classifier.Failed}
+}
+
+// faultOfGate maps what keeps a request from the server, for all protocols.
+func faultOfGate(err error, server string) (f fault, ok bool) {
+	var (
+		limit   *LimitError
+		connect *connectError
+	)
+	switch {
+	case errors.As(err, &limit) && limit.Err == ErrQueueTimeout:
+		return fault{503, "queue_timeout", limit.Error(), classifier.Expired}, true
+	case errors.As(err, &limit):
+		return fault{503, "queue_full", limit.Error(), classifier.Rejected}, true
+	case errors.Is(err, ErrDraining):
+		return fault{503, shuttingDown, "weir is shutting down; retry on another instance", classifier.Rejected}, true
+	case errors.As(err, &connect) && isTimeout(err):
+		return fault{504, "server_timeout", "no connection to " + server + " within connect_timeout; check that the server runs and listens there", classifier.Failed}, true
+	case errors.As(err, &connect):
+		return fault{502, "server_unreachable", unreachable(server, err), classifier.Failed}, true
+	}
+	return fault{}, false
+}
+
+func noAnswer(server string) string {
+	return server + " gave no answer within response_timeout; raise response_timeout if it may take longer"
 }
 
 func (c *conn) hasLeft() bool {
@@ -126,7 +142,7 @@ func (c *conn) end(f fault, untouched bool) bool {
 // reset closes the client's connection so that a part of an answer cannot
 // pass for a whole one.
 func (c *conn) reset() {
-	if tcp, ok := c.client.Conn.(*net.TCPConn); ok && c.answered {
+	if tcp, ok := rawConn(c.client.Conn).(*net.TCPConn); ok && c.answered {
 		_ = tcp.SetLinger(0)
 	}
 	c.client.w.Reset(&c.client)
@@ -173,8 +189,7 @@ func (c *conn) refuseHead(err error) bool {
 // reply writes weir's own answer: JSON in the shape that OpenAI's clients
 // read, with the reason and the remedy.
 func (c *conn) reply(f fault, keep bool) {
-	text, _ := json.Marshal(map[string]any{"error": map[string]any{"message": "weir: " + f.text, "type": f.word, "code": f.status}})
-	text = append(text, '\n')
+	text := errorJSON(f)
 	b := append(c.buf[:0], "HTTP/1.1 "...)
 	b = strconv.AppendInt(b, int64(f.status), 10)
 	b = append(append(append(b, ' '), fasthttp.StatusMessage(f.status)...), "\r\nDate: "...)
@@ -198,6 +213,11 @@ func (c *conn) reply(f fault, keep bool) {
 	if !keep {
 		c.linger()
 	}
+}
+
+func errorJSON(f fault) []byte {
+	text, _ := json.Marshal(map[string]any{"error": map[string]any{"message": "weir: " + f.text, "type": f.word, "code": f.status}})
+	return append(text, '\n')
 }
 
 // proxyError names a fault as RFC 9209 does, with weir's own word beside it.

@@ -49,6 +49,7 @@ func (l *loader) check() {
 	l.checkRoutes()
 	l.checkTimings()
 	l.checkThresholds()
+	l.checkTLS()
 	l.oneOf("half_close", c.HalfClose, "abort", "keep")
 	l.oneOf("log_format", c.LogFormat, "text", "json")
 	l.oneOf("log_level", c.LogLevel, "debug", "info", "warn", "error")

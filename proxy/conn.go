@@ -69,6 +69,12 @@ func (c *conn) serve() {
 	defer c.close()
 	defer c.recover()
 	c.client.expect(c.srv.settings().headTimeout, true) // a client that never speaks
+	if h2, err := c.greet(); err != nil {
+		return
+	} else if h2 {
+		c.serveH2()
+		return
+	}
 	for c.exchange() {
 		c.client.expect(0, false) // as long as the server keeps its side open
 	}
@@ -173,7 +179,7 @@ func (c *conn) readRequest() (method []byte, err error) {
 // share one allocation, since none may alias the reader's buffer.
 func (c *conn) describe(method []byte) {
 	o := &c.pass.Observation
-	o.Protocol, o.Client = "http/1.1", c.addr
+	o.Protocol, o.Scheme, o.Client = "http/1.1", c.scheme(), c.addr
 	var agent, state []byte
 	hasParent := false
 	for i := range c.req.fields {
@@ -270,7 +276,7 @@ func (c *conn) connect() error {
 	}
 	c.used = false
 	c.server = end{Conn: nc}
-	sc, ok := nc.(syscall.Conn)
+	sc, ok := rawConn(nc).(syscall.Conn)
 	if ok {
 		c.raw, err = sc.SyscallConn()
 	}

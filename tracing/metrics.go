@@ -45,6 +45,7 @@ type Metrics struct {
 	serverDuration, clientDuration, queueWait, stageDuration, batchSize, stream metric.Float64Histogram
 	rejected, transferIO, observations                                          metric.Int64Counter
 	audio                                                                       metric.Float64Counter
+	rpc                                                                         rpcMetrics
 
 	answers map[answer]answerOptions
 	words   map[attribute.KeyValue][]metric.AddOption
@@ -206,6 +207,7 @@ func (m *Metrics) newInstruments(i *instruments) {
 	m.transferIO = i.counter("weir.transfer.io", "By", "Bytes copied between host and device, as the server tells.")
 	m.observations = i.counter("weir.observations", "{request}", "Finished requests, by where their stage timings came from.")
 	m.audio = i.sum("weir.audio.duration", "s", "Audio received, as the server tells.")
+	m.rpc.newInstruments(i)
 	i.sums("weir.seconds", "s", "Time that requests spent in each part of their life; parts add up to total.",
 		m.observeSums(func(c *classSeries) ([]float64, [][]metric.ObserveOption) { return c.seconds[:], c.partOptions[:] }))
 	i.sums("weir.fit", "1", "Sums for the line of forward seconds (y) on batch (x), weighted by 1/batch (w).",
@@ -399,14 +401,14 @@ func (m *Metrics) observeSums(read func(*classSeries) ([]float64, [][]metric.Obs
 
 // answer is what the series of one answer differ in.
 type answer struct {
-	method, route, protocol, err string
-	status                       int
+	method, route, protocol, scheme, err string
+	status                               int
 }
 
 type answerOptions struct{ server, client []metric.RecordOption }
 
 func (m *Metrics) answer(o *classifier.Observation) answerOptions {
-	a := answer{method: methodAttribute(o), route: o.Route, protocol: o.Protocol, err: o.Error, status: o.Status}
+	a := answer{method: methodAttribute(o), route: o.Route, protocol: o.Protocol, scheme: o.Scheme, err: o.Error, status: o.Status}
 	if opts, ok := m.answers[a]; ok {
 		return opts
 	}
@@ -423,7 +425,7 @@ func (m *Metrics) answer(o *classifier.Observation) answerOptions {
 }
 
 func (a answer) attributes() []attribute.KeyValue {
-	kv := []attribute.KeyValue{attribute.String("http.request.method", a.method), attribute.String("url.scheme", "http")}
+	kv := []attribute.KeyValue{attribute.String("http.request.method", a.method), attribute.String("url.scheme", schemeOf(a.scheme))}
 	if a.route != "" {
 		kv = append(kv, attribute.String("http.route", a.route))
 	}
@@ -459,15 +461,23 @@ func (m *Metrics) Observe(o *classifier.Observation) {
 		traced = trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{
 			TraceID: o.TraceID, SpanID: o.SpanID, TraceFlags: trace.FlagsSampled}))
 	}
-	a := m.answer(o)
-	m.serverDuration.Record(traced, o.Total().Seconds(), a.server...)
+	if isRPC(o) {
+		m.rpc.observe(traced, o, m.server)
+	} else {
+		m.observeHTTP(traced, o)
+	}
 	if o.Outcome != classifier.Rejected { // who was turned away at once did not wait, nor go unqueued
 		m.queueWait.Record(ctx, o.QueueWait().Seconds(), c.route...)
 	}
-	if !o.Dequeued.IsZero() {
-		m.clientDuration.Record(ctx, max(0, o.Total()-o.QueueWait()).Seconds(), a.client...)
-	}
 	m.observeServer(ctx, c, o)
+}
+
+func (m *Metrics) observeHTTP(ctx context.Context, o *classifier.Observation) {
+	a := m.answer(o)
+	m.serverDuration.Record(ctx, o.Total().Seconds(), a.server...)
+	if !o.Dequeued.IsZero() {
+		m.clientDuration.Record(context.Background(), max(0, o.Total()-o.QueueWait()).Seconds(), a.client...)
+	}
 }
 
 func source(o *classifier.Observation) string {
