@@ -110,7 +110,7 @@ func serverAddress(server string) (network, address string, err error) {
 	u, err := url.Parse(server)
 	switch {
 	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
-		return "", "", fmt.Errorf("is no address; write http://host:port or unix:/path")
+		return "", "", fmt.Errorf("is no address; write http://host:port, https://host:port or unix:/path")
 	case u.User != nil || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
 		return "", "", fmt.Errorf("is more than an address; write %s://%s, since paths and credentials are passed on as clients send them", u.Scheme, u.Host)
 	}
