@@ -25,8 +25,12 @@ const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 // queue, in the client, that nobody could see.
 const maxStreams = 10_000
 
-// maxBuffer bounds what one stream may have sent ahead of its reader, one way.
-const maxBuffer = 512 << 10
+// maxBuffer bounds what one stream may have sent ahead of its reader, one way;
+// maxFrame is the largest frame, the least that the standard allows.
+const (
+	maxBuffer = 512 << 10
+	maxFrame  = 16 << 10
+)
 
 // greet finds out what a new connection speaks, without waiting for more
 // bytes than tell.
@@ -153,7 +157,7 @@ func (s *Server) newH2() *h2Server {
 		ConnContext:    withLink,
 		MaxHeaderBytes: s.settings().maxHeadSize,
 		Protocols:      new(http.Protocols),
-		HTTP2:          &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerStream: maxBuffer},
+		HTTP2:          &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerStream: maxBuffer, MaxReadFrameSize: maxFrame},
 		ErrorLog:       slog.NewLogLogger(s.Logger.Handler(), slog.LevelDebug),
 	}
 	h.Protocols.SetHTTP2(true)

@@ -185,7 +185,7 @@ func (s *Server) newTransport(as spoken) *http.Transport {
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: int64(s.settings().maxHeadSize),
 		Protocols:              new(http.Protocols),
-		HTTP2:                  &http.HTTP2Config{MaxReceiveBufferPerStream: maxBuffer},
+		HTTP2:                  &http.HTTP2Config{MaxReceiveBufferPerStream: maxBuffer, MaxReadFrameSize: maxFrame},
 	}
 	t.Protocols.SetHTTP1(as != spokenH2)
 	t.Protocols.SetHTTP2(as != spokenH1)
