@@ -88,3 +88,16 @@ func (c connCount) HandleConn(_ context.Context, s stats.ConnStats) {
 		c.n.Add(1)
 	}
 }
+
+// status is that of the answer on a stream.
+func (f *frames) status(id uint32) string {
+	for {
+		frame, err := f.ReadFrame()
+		if err != nil {
+			f.Fatalf("no answer: %v", err)
+		}
+		if h, ok := frame.(*http2.MetaHeadersFrame); ok && h.StreamID == id {
+			return h.PseudoValue("status")
+		}
+	}
+}

@@ -53,7 +53,7 @@ type stream struct {
 	down      messageCount
 	propagate bool
 	answered  bool // the head of the answer is on its way to the client
-	stall     stallGuard
+	guard     *writerGuard
 }
 
 // serveStream carries one request that came by HTTP/2.
@@ -64,6 +64,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request) {
 	}
 	defer l.leave()
 	x := &stream{srv: s, cfg: s.settings(), link: l, w: w, r: r}
+	x.guard = &writerGuard{control: http.NewResponseController(w), timeout: x.cfg.writeTimeout}
 	x.ctx, x.cancel = context.WithCancelCause(r.Context())
 	defer x.cancel(nil)
 	x.describe()
@@ -142,11 +143,14 @@ func (x *stream) extendDeadline() {
 // again on another connection: a server that asks its clients to reconnect
 // must cost none of them a request.
 func (x *stream) roundTrip() (*http.Response, error) {
+	as := x.srv.spokenFor(x.grpc)
 	req := x.request()
+	if len(req.Trailer) > 0 && as == spokenH1 {
+		req.ContentLength = -1 // HTTP/1.1 has trailers behind chunks only
+	}
 	if d := x.cfg.responseTimeout; d > 0 {
 		x.silence = time.AfterFunc(d, func() { x.cancel(errNoAnswer) })
 	}
-	as := x.srv.spokenFor(x.grpc)
 	for try := 1; ; try++ {
 		c, took, err := x.link.reserve(x.ctx, as)
 		x.pass.Connect += took
@@ -261,7 +265,7 @@ func (x *stream) writeHead(res *http.Response) {
 	x.w.WriteHeader(res.StatusCode)
 	x.answered = true
 	if res.ContentLength != 0 {
-		_ = http.NewResponseController(x.w).Flush() // an error comes again at the next write
+		_ = x.guard.control.Flush() // an error comes again at the next write
 	}
 }
 
@@ -269,9 +273,6 @@ func (x *stream) writeHead(res *http.Response) {
 func (x *stream) copyBody(res *http.Response) error {
 	block := blocks.Get().(*[blockSize]byte)
 	defer blocks.Put(block)
-	control := http.NewResponseController(x.w)
-	x.stall = stallGuard{timeout: x.cfg.writeTimeout, control: control}
-	defer x.stall.end()
 	for {
 		n, err := res.Body.Read(block[:])
 		if x.silence != nil {
@@ -280,7 +281,7 @@ func (x *stream) copyBody(res *http.Response) error {
 		if n > 0 {
 			x.pass.BytesOut += int64(n)
 			x.down.add(block[:n])
-			if err := x.write(control, block[:n]); err != nil {
+			if err := x.write(block[:n]); err != nil {
 				return &flushError{err}
 			}
 		}
@@ -293,12 +294,12 @@ func (x *stream) copyBody(res *http.Response) error {
 	}
 }
 
-func (x *stream) write(control *http.ResponseController, p []byte) error {
-	x.stall.begin()
-	defer x.stall.pause()
+func (x *stream) write(p []byte) error {
+	x.guard.begin()
+	defer x.guard.pause()
 	_, err := x.w.Write(p)
 	if err == nil {
-		err = control.Flush()
+		err = x.guard.control.Flush()
 	}
 	return err
 }
@@ -336,6 +337,7 @@ func (x *stream) hangUp(res *http.Response) {
 // leave ends the record.
 func (x *stream) leave() {
 	x.cancel(nil)
+	x.guard.end()
 	for _, t := range []*time.Timer{x.deadline, x.silence} {
 		if t != nil {
 			t.Stop()
@@ -356,7 +358,9 @@ func (x *stream) leave() {
 // A requestBody is the client's body on its way to the server. net/http reads
 // it on a goroutine of its own, which may outlive the exchange by a little.
 type requestBody struct {
-	io.ReadCloser
+	io.Reader
+	unblock func()
+	over    func() bool // nobody need unblock it any more
 	idle *time.Timer // of body_timeout; nil: none, as for calls, which may say nothing for long
 	wait time.Duration
 	grpc bool
@@ -370,11 +374,12 @@ type requestBody struct {
 }
 
 func newRequestBody(x *stream) *requestBody {
-	b := &requestBody{ReadCloser: x.r.Body, grpc: x.grpc, wait: x.cfg.bodyTimeout}
+	b := &requestBody{Reader: x.r.Body, unblock: x.guard.breakRead, grpc: x.grpc, wait: x.cfg.bodyTimeout}
 	if b.wait > 0 && !b.grpc {
 		b.idle = time.AfterFunc(b.wait, func() { x.cancel(errNoBody) })
 		b.idle.Stop()
 	}
+	b.over = context.AfterFunc(x.ctx, b.unblock) // net/http waits for a read to end before it gives up
 	return b
 }
 
@@ -386,10 +391,13 @@ func (b *requestBody) Read(p []byte) (int, error) {
 		b.idle.Reset(b.wait)
 		defer b.idle.Stop()
 	}
-	n, err := b.ReadCloser.Read(p)
+	n, err := b.Reader.Read(p)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.n += int64(n)
+	if err != nil {
+		b.over()
+	}
 	if b.grpc {
 		b.up.add(p[:n])
 	}
@@ -405,10 +413,10 @@ func (b *requestBody) Read(p []byte) (int, error) {
 // Close unblocks Read. Of a body that nobody read there is nothing to unblock,
 // and it may be needed once more.
 func (b *requestBody) Close() error {
-	if !b.touched() {
-		return nil
+	if b.touched() {
+		b.unblock()
 	}
-	return b.ReadCloser.Close()
+	return nil
 }
 
 func (b *requestBody) touched() bool {
@@ -438,42 +446,48 @@ func (b *requestBody) tell(o *classifier.Observation) {
 	}
 }
 
-// A stallGuard breaks a write that the client's flow control holds up for
-// longer than write_timeout.
-type stallGuard struct {
-	timeout time.Duration
+// A writerGuard breaks reads and writes of a stream that would never end. All
+// that lives longer than the handler goes through it: net/http takes the
+// writer back when the handler returns.
+type writerGuard struct {
 	control *http.ResponseController
+	timeout time.Duration // write_timeout; 0: none
+	stall   *time.Timer   // runs while the client is to take bytes
 
 	mu    sync.Mutex
-	timer *time.Timer
 	ended bool
 }
 
-func (g *stallGuard) begin() {
+// begin and pause stand around a write, which the client's flow control may
+// hold up.
+func (g *writerGuard) begin() {
 	switch {
 	case g.timeout <= 0:
-	case g.timer == nil:
-		g.timer = time.AfterFunc(g.timeout, g.cut)
+	case g.stall == nil:
+		g.stall = time.AfterFunc(g.timeout, func() { g.within(g.control.SetWriteDeadline) })
 	default:
-		g.timer.Reset(g.timeout)
+		g.stall.Reset(g.timeout)
 	}
 }
 
-func (g *stallGuard) pause() {
-	if g.timer != nil {
-		g.timer.Stop()
+func (g *writerGuard) pause() {
+	if g.stall != nil {
+		g.stall.Stop()
 	}
 }
 
-func (g *stallGuard) cut() {
+// breakRead ends a read of the body, and all to come.
+func (g *writerGuard) breakRead() { g.within(g.control.SetReadDeadline) }
+
+func (g *writerGuard) within(setDeadline func(time.Time) error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.ended { // else net/http has taken the writer back
-		_ = g.control.SetWriteDeadline(time.Unix(1, 0))
+	if !g.ended {
+		_ = setDeadline(time.Unix(1, 0))
 	}
 }
 
-func (g *stallGuard) end() {
+func (g *writerGuard) end() {
 	g.pause()
 	g.mu.Lock()
 	defer g.mu.Unlock()
