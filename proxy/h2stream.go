@@ -361,9 +361,9 @@ type requestBody struct {
 	io.Reader
 	unblock func()
 	over    func() bool // nobody need unblock it any more
-	idle *time.Timer // of body_timeout; nil: none, as for calls, which may say nothing for long
-	wait time.Duration
-	grpc bool
+	idle    *time.Timer // of body_timeout; nil: none, as for calls, which may say nothing for long
+	wait    time.Duration
+	grpc    bool
 
 	mu    sync.Mutex
 	begun bool

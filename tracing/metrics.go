@@ -97,7 +97,7 @@ func NewMetrics(ctx context.Context, o Options, g Gauges) (*Metrics, error) {
 		handler:  promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}),
 		server:   serverAttributes(o.Server),
 		classes:  make(map[string]*classSeries), answers: make(map[answer]answerOptions),
-		words: make(map[attribute.KeyValue][]metric.AddOption),
+		words: make(map[attribute.KeyValue][]metric.AddOption), rpc: rpcMetrics{calls: make(map[call]answerOptions)},
 	}
 	i := instruments{meter: m.provider.Meter("weir", metric.WithInstrumentationVersion(o.Version))}
 	m.newInstruments(&i)
@@ -207,7 +207,8 @@ func (m *Metrics) newInstruments(i *instruments) {
 	m.transferIO = i.counter("weir.transfer.io", "By", "Bytes copied between host and device, as the server tells.")
 	m.observations = i.counter("weir.observations", "{request}", "Finished requests, by where their stage timings came from.")
 	m.audio = i.sum("weir.audio.duration", "s", "Audio received, as the server tells.")
-	m.rpc.newInstruments(i)
+	m.rpc.serverDuration = i.histogram("rpc.server.call.duration", "s", "Unary gRPC calls, from the head read to the last byte given to the client.", durationBuckets)
+	m.rpc.clientDuration = i.histogram("rpc.client.call.duration", "s", "Unary gRPC calls, from admission to the server's last byte.", durationBuckets)
 	i.sums("weir.seconds", "s", "Time that requests spent in each part of their life; parts add up to total.",
 		m.observeSums(func(c *classSeries) ([]float64, [][]metric.ObserveOption) { return c.seconds[:], c.partOptions[:] }))
 	i.sums("weir.fit", "1", "Sums for the line of forward seconds (y) on batch (x), weighted by 1/batch (w).",

@@ -98,12 +98,6 @@ type rpcMetrics struct {
 // call is what the series of one call differ in.
 type call struct{ method, status, err string }
 
-func (r *rpcMetrics) newInstruments(i *instruments) {
-	r.serverDuration = i.histogram("rpc.server.call.duration", "s", "gRPC calls, from the head read to the last byte given to the client.", durationBuckets)
-	r.clientDuration = i.histogram("rpc.client.call.duration", "s", "gRPC calls, from admission to the server's last byte.", durationBuckets)
-	r.calls = make(map[call]answerOptions)
-}
-
 // observe counts one finished call. ctx carries the trace, for exemplars.
 func (r *rpcMetrics) observe(ctx context.Context, o *classifier.Observation, server []attribute.KeyValue) {
 	opts := r.options(o, server)
