@@ -18,7 +18,7 @@ import (
 // environment (WEIR_LISTEN), what it does, and whether it takes a restart.
 type Config struct {
 	Server string `yaml:"server" restart:"yes" group:"Addresses" help:"Address of the ASR server: http://host:port, https://host:port or unix:/path."`
-	Listen string `yaml:"listen" restart:"yes" help:"Address that clients connect to; port 0 takes a free one."`
+	Listen string `yaml:"listen" restart:"yes" help:"Address that clients connect to: host:port, of which port 0 takes a free one, or unix:/path."`
 	Admin  string `yaml:"admin" restart:"yes" help:"Address of the live page, /metrics, /readyz and /drain."`
 
 	MaxConcurrency int          `yaml:"max_concurrency" group:"Queue" help:"Requests in the server at one time; more of them wait in line. 0: no limit."`
@@ -99,11 +99,23 @@ func (c Config) ServerAddress() (network, address string) {
 // maxSocketPath is the longest path that fits into a sockaddr_un everywhere.
 const maxSocketPath = 103
 
+// socketPath reads unix:/path; ok tells whether the address is meant so.
+func socketPath(address string) (path string, ok bool, err error) {
+	path, ok = strings.CutPrefix(address, "unix:")
+	if !ok {
+		return "", false, nil
+	}
+	path = "/" + strings.TrimLeft(path, "/")
+	if !strings.HasPrefix(address, "unix:/") || path == "/" || len(path) > maxSocketPath {
+		return "", true, fmt.Errorf("is no socket; write unix: and its absolute path, of at most %d bytes", maxSocketPath)
+	}
+	return path, true, nil
+}
+
 func serverAddress(server string) (network, address string, err error) {
-	if path, ok := strings.CutPrefix(server, "unix:"); ok {
-		path = "/" + strings.TrimLeft(path, "/")
-		if !strings.HasPrefix(server, "unix:/") || path == "/" || len(path) > maxSocketPath {
-			return "", "", fmt.Errorf("is no socket; write unix: and its absolute path, of at most %d bytes", maxSocketPath)
+	if path, ok, err := socketPath(server); ok {
+		if err != nil {
+			return "", "", err
 		}
 		return "unix", path, nil
 	}

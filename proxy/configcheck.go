@@ -78,6 +78,16 @@ func (l *loader) checkAddresses() {
 	if err != nil {
 		l.fault("server", "value %.200q %v", c.Server, err)
 	}
+	if path, socket, bad := socketPath(c.Listen); socket {
+		switch {
+		case bad != nil:
+			l.fault("listen", "value %.200q %v", c.Listen, bad)
+		case err == nil && path == server:
+			l.fault(l.later("server", "listen"), "server and listen are one socket, and weir would be its own server; choose another path for one of the two")
+		}
+		l.checkListen("admin", c.Admin)
+		return
+	}
 	listens := l.checkListen("listen", c.Listen)
 	if !l.checkListen("admin", c.Admin) || !listens {
 		return

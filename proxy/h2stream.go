@@ -144,7 +144,7 @@ func (x *stream) extendDeadline() {
 // must cost none of them a request.
 func (x *stream) roundTrip() (*http.Response, error) {
 	as := x.srv.spokenFor(x.grpc)
-	req := x.request()
+	req := x.request(as)
 	if len(req.Trailer) > 0 && as == spokenH1 {
 		req.ContentLength = -1 // HTTP/1.1 has trailers behind chunks only
 	}
@@ -173,7 +173,7 @@ func (x *stream) roundTrip() (*http.Response, error) {
 
 // request is what the server gets: what came, less what concerns the client's
 // connection only.
-func (x *stream) request() *http.Request {
+func (x *stream) request(as spoken) *http.Request {
 	r, o := x.r, &x.pass.Observation
 	h := forwardable(r.Header)
 	delete(h, "Traceparent")
@@ -197,7 +197,7 @@ func (x *stream) request() *http.Request {
 		Proto: "HTTP/2.0", ProtoMajor: 2,
 	}
 	if r.Body != nil && r.Body != http.NoBody {
-		x.body = newRequestBody(x)
+		x.body = newRequestBody(x, as)
 		req.Body = x.body
 	}
 	if x.grpc {
@@ -373,13 +373,16 @@ type requestBody struct {
 	err   error
 }
 
-func newRequestBody(x *stream) *requestBody {
+func newRequestBody(x *stream, as spoken) *requestBody {
 	b := &requestBody{Reader: x.r.Body, unblock: x.guard.breakRead, grpc: x.grpc, wait: x.cfg.bodyTimeout}
 	if b.wait > 0 && !b.grpc {
 		b.idle = time.AfterFunc(b.wait, func() { x.cancel(errNoBody) })
 		b.idle.Stop()
 	}
-	b.over = context.AfterFunc(x.ctx, b.unblock) // net/http waits for a read to end before it gives up
+	b.over = func() bool { return false }
+	if as != spokenH2 {
+		b.over = context.AfterFunc(x.ctx, b.unblock) // over HTTP/1.1 net/http waits for a read to end before it gives up
+	}
 	return b
 }
 

@@ -134,7 +134,7 @@ func (s *Sidecar) newTelemetry(ctx context.Context, cfg Config, o SidecarOptions
 }
 
 func (s *Sidecar) listen(cfg Config) (err error) {
-	if s.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
+	if s.listener, err = listen(cfg.Listen); err != nil {
 		return fmt.Errorf("listen %q: %w; choose another address, or stop what uses it", cfg.Listen, err)
 	}
 	if s.adminListener, err = net.Listen("tcp", cfg.Admin); err != nil {
