@@ -657,3 +657,112 @@ func TestMessagesAreCounted(t *testing.T) {
 		t.Errorf("%d messages, want 6", m.n)
 	}
 }
+
+func TestLargeAndManyMessagesPassUnchanged(t *testing.T) {
+	r := newRig(t, serveCalls(t, echo))
+	for name, c := range map[string]struct{ size, n int }{"1 MiB": {1 << 20, 5}, "empty": {0, 5000}, "tiny": {3, 10_000}} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // the race detector has much to look at
+			defer cancel()
+			s := r.open(ctx, streaming)
+			want := strings.Repeat("x", c.size)
+			go func() {
+				for range c.n {
+					if send(s, want) != nil {
+						return
+					}
+				}
+				_ = s.CloseSend()
+			}()
+			for i := range c.n {
+				if got, err := receive(s); got != want || err != nil {
+					t.Fatalf("message %d: %d bytes, %v", i, len(got), err)
+				}
+			}
+			if _, err := receive(s); err != io.EOF {
+				t.Errorf("%v at the end", err)
+			}
+		})
+	}
+}
+
+func TestAServerThatIsGoneInTheMiddleOfACallIsUnavailable(t *testing.T) {
+	for _, begin := range []bool{false, true} {
+		t.Run(fmt.Sprint("begun ", begin), func(t *testing.T) {
+			r := newRig(t, script(t, func(_ int, c net.Conn, b *bufio.Reader) {
+				_, _ = b.Discard(len(preface))
+				f := newFrames(t, c, b)
+				_ = f.WriteSettings()
+				if id, ok := f.nextHeaders(); ok && begin {
+					f.headers(id, false, ":status", "200", "content-type", "application/grpc")
+				}
+			}))
+			r.Gate.SetLimits(Limits{MaxConcurrency: 1}, nil)
+			s := r.open(within10s(t), streaming)
+			_ = send(s, "x")
+			if _, err := receive(s); status.Code(err) != codes.Unavailable {
+				t.Errorf("%v", err)
+			}
+			o := r.record(0)
+			if o.Outcome != classifier.Failed || o.Error != "server_reset" || o.RPCStatus != "UNAVAILABLE" {
+				t.Errorf("record %+v", o)
+			}
+			if g := r.Gate.State(); g.Inflight != 0 {
+				t.Errorf("gate %+v", g)
+			}
+		})
+	}
+}
+
+// Whatever becomes of calls, all that weir held for them is given back.
+func TestNothingIsLeftOfCallsThatEndInAnyWay(t *testing.T) {
+	address := serveCalls(t, func(_ string, s grpc.ServerStream) error {
+		text, err := receive(s)
+		switch {
+		case err != nil:
+			return err
+		case text == "hang":
+			<-s.Context().Done()
+			return s.Context().Err()
+		case text == "fail":
+			return status.Error(codes.Internal, "failed")
+		}
+		if err := send(s, text); err != nil {
+			return err
+		}
+		return echo("", s)
+	})
+	r := newRig(t, address)
+	r.Gate.SetLimits(Limits{MaxConcurrency: 4, MaxQueueSize: 8}, nil)
+	c := r.calls()
+	_ = c.Invoke(within10s(t), recognize, new([]byte), new([]byte)) // so that the connections are there
+	before := runtime.NumGoroutine()
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(within10s(t), time.Duration(20+i)*time.Millisecond)
+			defer cancel()
+			s, err := c.NewStream(ctx, both, streaming)
+			if err != nil {
+				return
+			}
+			_ = send(s, []string{"hang", "fail", "echo"}[i%3])
+			if i%2 == 0 {
+				_ = s.CloseSend()
+			}
+			for err == nil {
+				_, err = receive(s)
+			}
+		})
+	}
+	wg.Wait()
+	r.eventually(func() bool { g := r.Gate.State(); return g.Inflight == 0 && g.Waiting == 0 }, "all places are free")
+	r.eventually(func() bool { return runtime.NumGoroutine() <= before+2 }, "all goroutines have ended")
+	in, out := []byte("still there"), []byte(nil)
+	if err := c.Invoke(within10s(t), recognize, &in, &out); err != nil {
+		t.Error(err)
+	}
+	if n := r.Gate.State().Inflight; n != 0 {
+		t.Errorf("%d in the server", n)
+	}
+}
