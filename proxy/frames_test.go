@@ -90,14 +90,21 @@ func (c connCount) HandleConn(_ context.Context, s stats.ConnStats) {
 }
 
 // status is that of the answer on a stream.
-func (f *frames) status(id uint32) string {
+func (f *frames) status(id uint32) string { return f.answer(id)[":status"] }
+
+// answer is the head of the answer on a stream.
+func (f *frames) answer(id uint32) map[string]string {
 	for {
 		frame, err := f.ReadFrame()
 		if err != nil {
 			f.Fatalf("no answer: %v", err)
 		}
 		if h, ok := frame.(*http2.MetaHeadersFrame); ok && h.StreamID == id {
-			return h.PseudoValue("status")
+			m := make(map[string]string)
+			for _, one := range h.Fields {
+				m[one.Name] = one.Value
+			}
+			return m
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -412,6 +413,69 @@ func TestACallWhoseDeadlinePassesInTheQueueEndsThere(t *testing.T) {
 	}
 }
 
+// A client that does not hang up by itself gets the status from weir: one
+// call's deadline passes in the server, the other's in the queue behind it.
+func TestWeirEndsCallsWhoseDeadlineHasPassed(t *testing.T) {
+	ended := make(chan http2.ErrCode, 1)
+	r := newRig(t, serveFrames(t, func(f *frames) {
+		_, _ = f.nextHeaders()
+		for {
+			frame, err := f.ReadFrame()
+			if err != nil {
+				return
+			}
+			if rst, ok := frame.(*http2.RSTStreamFrame); ok {
+				ended <- rst.ErrCode
+				return
+			}
+		}
+	}))
+	r.Gate.SetLimits(Limits{MaxConcurrency: 1, MaxQueueSize: 1}, nil)
+	c := r.dial()
+	c.send("%s", preface)
+	f := newFrames(t, c.Conn, c.Reader)
+	_ = f.WriteSettings()
+	for i, timeout := range []string{"700m", "100m"} {
+		f.headers(uint32(2*i+1), false, ":method", "POST", ":scheme", "http", ":authority", "h", ":path", recognize, "content-type", "application/grpc", "te", "trailers", "grpc-timeout", timeout)
+		r.eventually(func() bool { g := r.Gate.State(); return g.Inflight == 1 && g.Waiting == i }, "call %d is there", i)
+	}
+	for _, id := range []uint32{3, 1} {
+		if h := f.answer(id); h["grpc-status"] != "4" || h[":status"] != "200" || h["content-type"] != "application/grpc" || !strings.Contains(h["grpc-message"], "weir: grpc-timeout") {
+			t.Errorf("stream %d: %v", id, h)
+		}
+	}
+	if a, b := r.record(0), r.record(1); a.Outcome != classifier.Expired || b.Outcome != classifier.Canceled || a.Error != deadlinePassed || b.Error != deadlinePassed || b.Deadline != 700*time.Millisecond {
+		t.Errorf("records %+v and %+v", a, b)
+	}
+	if code := <-ended; code != http2.ErrCodeCancel {
+		t.Errorf("the server's stream was reset with %v", code)
+	}
+}
+
+func TestARequestThatTheServerRefusesToBeginIsSentAgain(t *testing.T) {
+	var came atomic.Int64
+	r := newRig(t, serveFrames(t, func(f *frames) {
+		for {
+			id, ok := f.nextHeaders()
+			if !ok {
+				return
+			}
+			if came.Add(1) < 3 {
+				f.reset(id, 0x7) // REFUSED_STREAM
+				continue
+			}
+			f.headers(id, true, ":status", "204")
+		}
+	}), func(s *settings) { s.serverProtocol = "h2" })
+	if res, _ := r.do(r.h2Client(), "GET", "/", nil); res.StatusCode != 204 || came.Load() != 3 {
+		t.Errorf("%v after %d tries", res.Status, came.Load())
+	}
+	came.Store(-100) // it never begins
+	if res, _ := r.do(r.h2Client(), "GET", "/", nil); res.StatusCode != 502 || came.Load() != -97 {
+		t.Errorf("%v after %d tries", res.Status, came.Load()+100)
+	}
+}
+
 func TestTheServerIsToldWhatIsLeftOfTheDeadline(t *testing.T) {
 	r, release := occupied(t, 1, 0)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -490,7 +554,7 @@ func TestASlowReaderSlowsItsSenderAndMemoryStaysFlat(t *testing.T) {
 	}
 }
 
-const flood = 64 << 20
+const flood = 24 << 20
 
 // pump sends much more than all windows together hold.
 func pump(s interface{ SendMsg(any) error }, sent *atomic.Int64) error {

@@ -196,7 +196,7 @@ func (x *stream) request(as spoken) *http.Request {
 		Method: r.Method, URL: &u, Host: r.Host, Header: h, Trailer: r.Trailer, ContentLength: r.ContentLength,
 		Proto: "HTTP/2.0", ProtoMajor: 2,
 	}
-	if r.Body != nil && r.Body != http.NoBody {
+	if r.ContentLength != 0 {
 		x.body = newRequestBody(x, as)
 		req.Body = x.body
 	}
