@@ -17,6 +17,7 @@ type record struct {
 	TraceState   string       `json:"trace_state,omitempty"`
 	Sampled      bool         `json:"sampled"`
 	Protocol     string       `json:"protocol"`
+	Scheme       string       `json:"scheme,omitempty"`
 	Class        string       `json:"class"`
 	Method       string       `json:"method,omitempty"`
 	Target       string       `json:"target,omitempty"`
@@ -26,6 +27,7 @@ type record struct {
 	Route        string       `json:"route,omitempty"`
 	Model        string       `json:"model,omitempty"`
 	Status       int          `json:"status"`
+	RPCStatus    string       `json:"rpc_status,omitempty"`
 	Outcome      string       `json:"outcome"`
 	Error        string       `json:"error,omitempty"`
 	Upgraded     bool         `json:"upgraded,omitempty"`
@@ -35,6 +37,7 @@ type record struct {
 	Responded    *float64     `json:"responded_ms,omitempty"`
 	Total        *float64     `json:"total_ms,omitempty"`
 	Queue        float64      `json:"queue_ms"`
+	Deadline     float64      `json:"deadline_ms,omitempty"`
 	Before       float64      `json:"before_ms,omitempty"`
 	Connect      float64      `json:"connect_ms,omitempty"`
 	Overhead     float64      `json:"overhead_ms,omitempty"`
@@ -92,11 +95,11 @@ func (o *Observation) MarshalJSON() ([]byte, error) {
 	r := record{
 		TraceID: hexID(o.TraceID[:]), SpanID: hexID(o.SpanID[:]), ParentID: hexID(o.ParentID[:]),
 		TraceState: o.TraceState, Sampled: o.Sampled,
-		Protocol: o.Protocol, Class: o.Class, Method: o.Method, Target: o.Target, Host: o.Host, Client: o.Client,
+		Protocol: o.Protocol, Scheme: o.Scheme, Class: o.Class, Method: o.Method, Target: o.Target, Host: o.Host, Client: o.Client,
 		UserAgent: o.UserAgent, Route: o.Route, Model: o.Model,
-		Status: o.Status, Outcome: o.Outcome.String(), Error: o.Error, Upgraded: o.Upgraded,
+		Status: o.Status, RPCStatus: o.RPCStatus, Outcome: o.Outcome.String(), Error: o.Error, Upgraded: o.Upgraded,
 		Start: o.Enqueued, Dequeued: since(o.Dequeued), Sent: since(o.Sent), Responded: since(o.Responded), Total: since(o.Done),
-		Queue: ms(o.QueueWait()), Before: ms(o.Before), Connect: ms(o.Connect), Overhead: ms(o.Overhead),
+		Queue: ms(o.QueueWait()), Deadline: ms(o.Deadline), Before: ms(o.Before), Connect: ms(o.Connect), Overhead: ms(o.Overhead),
 		Waiting: o.Waiting, Inflight: o.Inflight, Limit: o.Limit,
 		Source: o.Source, ServerTotal: ms(o.ServerTotal), BatchSize: o.BatchSize, SeqLen: o.SeqLen, Tokens: o.Tokens,
 		AudioSeconds: o.AudioSeconds, BytesIn: o.BytesIn, BytesOut: o.BytesOut,
@@ -138,11 +141,11 @@ func (o *Observation) UnmarshalJSON(b []byte) error {
 	}
 	*o = Observation{
 		TraceState: r.TraceState, Sampled: r.Sampled,
-		Protocol: r.Protocol, Class: r.Class, Method: r.Method, Target: r.Target, Host: r.Host, Client: r.Client,
+		Protocol: r.Protocol, Scheme: r.Scheme, Class: r.Class, Method: r.Method, Target: r.Target, Host: r.Host, Client: r.Client,
 		UserAgent: r.UserAgent, Route: r.Route, Model: r.Model,
-		Status: r.Status, Outcome: outcome, Error: r.Error, Upgraded: r.Upgraded,
+		Status: r.Status, RPCStatus: r.RPCStatus, Outcome: outcome, Error: r.Error, Upgraded: r.Upgraded,
 		Enqueued: r.Start, Dequeued: at(r.Dequeued), Sent: at(r.Sent), Responded: at(r.Responded), Done: at(r.Total),
-		Before: duration(r.Before), Connect: duration(r.Connect), Overhead: duration(r.Overhead),
+		Deadline: duration(r.Deadline), Before: duration(r.Before), Connect: duration(r.Connect), Overhead: duration(r.Overhead),
 		Waiting: r.Waiting, Inflight: r.Inflight, Limit: r.Limit,
 		Source: r.Source, ServerTotal: duration(r.ServerTotal), BatchSize: r.BatchSize, SeqLen: r.SeqLen, Tokens: r.Tokens,
 		AudioSeconds: r.AudioSeconds, BytesIn: r.BytesIn, BytesOut: r.BytesOut,

@@ -104,6 +104,7 @@ type Observation struct {
 	Sampled    bool
 
 	Protocol  string // "http/1.1", "h2", "grpc", "websocket"
+	Scheme    string // that the client used: "https"; "": http
 	Method    string
 	Target    string // path and query as sent, secrets redacted
 	Host      string
@@ -113,6 +114,7 @@ type Observation struct {
 	Class     string // method and route: the unit of statistics
 	Model     string
 	Status    int
+	RPCStatus string // of a gRPC call, by the name of its code, such as "DEADLINE_EXCEEDED"; "": not told
 	Outcome   Outcome
 	Error     string // low-cardinality word for what went wrong: "queue_full", "server_reset", ...
 	Upgraded  bool   // a tunnel or an endless stream: its length is no latency
@@ -123,6 +125,7 @@ type Observation struct {
 	Responded time.Time // head of the final answer read from the server
 	Done      time.Time // last byte given to the client, or the exchange given up
 
+	Deadline time.Duration // the time that the client gave the call, from Enqueued; 0: none
 	Before   time.Duration // waited in front of weir, by X-Request-Start of a balancer
 	Connect  time.Duration // spent on a new connection to the server
 	Overhead time.Duration // weir's own work between Enqueued and Done
@@ -170,6 +173,16 @@ func (o *Observation) Upload() time.Duration {
 // request, so that upload and service cannot be told apart.
 func (o *Observation) Overlapped() bool {
 	return !o.Responded.IsZero() && (o.Sent.IsZero() || o.Responded.Before(o.Sent))
+}
+
+// Refused tells that the server turned the request away because it had too
+// much to do.
+func (o *Observation) Refused() bool {
+	switch o.RPCStatus {
+	case "RESOURCE_EXHAUSTED", "UNAVAILABLE":
+		return true
+	}
+	return o.Status == 429 || o.Status == 503
 }
 
 // Service is the time from the last body byte to the head of the answer, or

@@ -92,6 +92,7 @@ func TestARecordSurvivesJSON(t *testing.T) {
 	o.TraceID, o.SpanID = [16]byte{1, 2}, [8]byte{3}
 	o.Protocol, o.Class, o.Method, o.Target, o.Status, o.Outcome, o.Error = "http/1.1", "POST /asr", "POST", "/asr\"<é", 503, Rejected, "queue_full"
 	o.Timings = []Timing{{Name: "h2d", Stage: StageTransfer, Dur: 1900 * time.Microsecond, Bytes: 1 << 40, Count: 3, Synced: true}}
+	o.Scheme, o.RPCStatus, o.Deadline = "https", "UNAVAILABLE", 5*time.Second
 	o.BatchSize, o.SeqLen, o.AudioSeconds, o.BytesIn, o.Sampled = 8, 1500, 12.5, 99, true
 	b, err := json.Marshal(&o)
 	if err != nil {

@@ -303,7 +303,7 @@ func (l *life) read(o *Observation) {
 	l.upload = min(ns(uploaded(o)), l.total-l.gate)
 	l.server = l.total - l.gate - l.upload
 	l.stream = min(ns(o.Stream()), l.server)
-	l.refused = o.Status == 429 || o.Status == 503
+	l.refused = o.Refused()
 	l.served = o.Outcome == OK && !l.refused
 	l.inflight, l.waiting = count(o.Inflight), count(o.Waiting)
 	l.readLength()

@@ -48,25 +48,18 @@ type fault struct {
 // faultOf maps every error of an exchange to its end.
 func (c *conn) faultOf(err error) fault {
 	var (
-		connect  *connectError
 		answer   *answerError
 		flush    *flushError
 		bad      *headError
 		server   = c.srv.target
 		upstream = c.up.err
 	)
-	refused, isRefusal := refusalOf(err)
+	refused, known := faultOfGate(err, server)
 	switch {
 	case c.hasLeft(), errors.Is(err, ErrClientGone):
 		return fault{0, "client_gone", "the client left", classifier.Canceled}
-	case isRefusal:
+	case known:
 		return refused
-	case errors.As(err, &connect) && isTimeout(err):
-		return fault{504, "server_timeout", "no connection to " + server + " within connect_timeout; check that the server runs and listens there", classifier.Failed}
-	case errors.As(err, &connect) && (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)):
-		return fault{503, "too_many_connections", "no file descriptor is left to connect to " + server + "; raise the limit (ulimit -n), or set max_connections below half of it", classifier.Failed}
-	case errors.As(err, &connect):
-		return fault{502, "server_unreachable", "cannot connect to " + server + "; check that the server runs and listens there", classifier.Failed}
 	case errors.As(err, &flush):
 		return fault{0, "client_gone", "the client left", classifier.Canceled}
 	case upstream != nil && errors.Is(upstream, errBadBody):
@@ -78,7 +71,7 @@ func (c *conn) faultOf(err error) fault {
 	case upstream != nil && !errors.As(upstream, &flush) && !errors.Is(upstream, errStopped) && !errors.Is(upstream, errBug):
 		return fault{0, "client_gone", "the client left in the middle of its request", classifier.Canceled}
 	case errors.As(err, &answer) && isTimeout(err):
-		return fault{504, "server_timeout", server + " gave no answer within response_timeout; raise response_timeout if it may take longer", classifier.Failed}
+		return fault{504, "server_timeout", noAnswer(server), classifier.Failed}
 	case errors.As(err, &bad), errors.Is(err, errBareLF), errors.Is(err, errHeadTooLarge), errors.Is(err, errBadBody):
 		return fault{502, "bad_response", server + " sent an answer that is no valid HTTP/1.1", classifier.Failed}
 	case c.used && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
@@ -87,6 +80,27 @@ func (c *conn) faultOf(err error) fault {
 		return fault{0, "server_reset", "the server closed the connection", classifier.Failed}
 	}
 	return fault{502, "server_reset", server + " closed the connection before it answered", classifier.Failed}
+}
+
+// faultOfGate maps what keeps a request from the server, for all protocols.
+func faultOfGate(err error, server string) (fault, bool) {
+	if f, ok := refusalOf(err); ok {
+		return f, true
+	}
+	var connect *connectError
+	switch {
+	case !errors.As(err, &connect):
+		return fault{}, false
+	case isTimeout(err):
+		return fault{504, "server_timeout", "no connection to " + server + " within connect_timeout; check that the server runs and listens there", classifier.Failed}, true
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return fault{503, "too_many_connections", "no file descriptor is left to connect to " + server + "; raise the limit (ulimit -n), or set max_connections below half of it", classifier.Failed}, true
+	}
+	return fault{502, "server_unreachable", unreachable(server, err), classifier.Failed}, true
+}
+
+func noAnswer(server string) string {
+	return server + " gave no answer within response_timeout; raise response_timeout if it may take longer"
 }
 
 func (c *conn) hasLeft() bool {
@@ -127,7 +141,7 @@ func (c *conn) end(f fault, untouched bool) bool {
 // reset closes the client's connection so that a part of an answer cannot
 // pass for a whole one.
 func (c *conn) reset() {
-	if tcp, ok := c.client.Conn.(*net.TCPConn); ok && c.answered && c.byClose {
+	if tcp, ok := rawConn(c.client.Conn).(*net.TCPConn); ok && c.answered && c.byClose {
 		_ = tcp.SetLinger(0)
 	}
 	c.client.w.Reset(&c.client)

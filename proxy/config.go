@@ -17,8 +17,8 @@ import (
 // of a key its name, in a file (listen), as a flag (--listen) and in the
 // environment (WEIR_LISTEN), what it does, and whether it takes a restart.
 type Config struct {
-	Server string `yaml:"server" restart:"yes" group:"Addresses" help:"Address of the ASR server: http://host:port or unix:/path."`
-	Listen string `yaml:"listen" restart:"yes" help:"Address that clients connect to; port 0 takes a free one."`
+	Server string `yaml:"server" restart:"yes" group:"Addresses" help:"Address of the ASR server: http://host:port, https://host:port or unix:/path."`
+	Listen string `yaml:"listen" restart:"yes" help:"Address that clients connect to: host:port, of which port 0 takes a free one, or unix:/path."`
 	Admin  string `yaml:"admin" restart:"yes" help:"Address of the live page, /metrics, /readyz and /drain."`
 
 	MaxConcurrency int          `yaml:"max_concurrency" group:"Queue" help:"Requests in the server at one time; more of them wait in line. 0: no limit."`
@@ -46,6 +46,8 @@ type Config struct {
 	MaxHeadSize     Size     `yaml:"max_head_size" help:"Largest head of a request or an answer."`
 	HalfClose       string   `yaml:"half_close" help:"What it means that a client shuts down its sending side: it has left (abort), or it waits for the answer (keep)."`
 	DrainTimeout    Duration `yaml:"drain_timeout" help:"Time that requests in flight have to finish when weir ends."`
+
+	TLSConfig
 
 	TrustParent    bool     `yaml:"trust_parent" restart:"yes" group:"Traces and logs (exporters are set by OTEL_*)" help:"Continue the trace that a client's traceparent names; false: begin a new one."`
 	KeepSlow       Duration `yaml:"keep_slow" restart:"yes" help:"Keep the trace of a request that took longer, sampled or not. 0: off."`
@@ -82,6 +84,7 @@ func DefaultConfig() Config {
 		Thresholds:     classifier.DefaultThresholds(),
 		ConnectTimeout: seconds(5), HeadTimeout: seconds(30), BodyTimeout: seconds(300), WriteTimeout: seconds(300),
 		MaxHeadSize: 64 << 10, HalfClose: "abort", DrainTimeout: seconds(30),
+		TLSConfig:   TLSConfig{ServerProtocol: "auto"},
 		TrustParent: true, LogFormat: "text", LogLevel: "info",
 		EnvoyConfig: defaultEnvoy(),
 	}
@@ -99,26 +102,36 @@ func (c Config) ServerAddress() (network, address string) {
 // maxSocketPath is the longest path that fits into a sockaddr_un everywhere.
 const maxSocketPath = 103
 
+// socketPath reads unix:/path; ok tells whether the address is meant so.
+func socketPath(address string) (path string, ok bool, err error) {
+	path, ok = strings.CutPrefix(address, "unix:")
+	if !ok {
+		return "", false, nil
+	}
+	path = "/" + strings.TrimLeft(path, "/")
+	if !strings.HasPrefix(address, "unix:/") || path == "/" || len(path) > maxSocketPath {
+		return "", true, fmt.Errorf("is no socket; write unix: and its absolute path, of at most %d bytes", maxSocketPath)
+	}
+	return path, true, nil
+}
+
 func serverAddress(server string) (network, address string, err error) {
-	if path, ok := strings.CutPrefix(server, "unix:"); ok {
-		path = "/" + strings.TrimLeft(path, "/")
-		if !strings.HasPrefix(server, "unix:/") || path == "/" || len(path) > maxSocketPath {
-			return "", "", fmt.Errorf("is no socket; write unix: and its absolute path, of at most %d bytes", maxSocketPath)
+	if path, ok, err := socketPath(server); ok {
+		if err != nil {
+			return "", "", err
 		}
 		return "unix", path, nil
 	}
 	u, err := url.Parse(server)
 	switch {
 	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
-		return "", "", fmt.Errorf("is no address; write http://host:port or unix:/path")
-	case u.Scheme == "https":
-		return "", "", fmt.Errorf("asks for TLS, which weir does not speak to servers yet; write http://, and let weir run beside the server")
+		return "", "", fmt.Errorf("is no address; write http://host:port, https://host:port or unix:/path")
 	case u.User != nil || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
-		return "", "", fmt.Errorf("is more than an address; write http://%s, since paths and credentials are passed on as clients send them", u.Host)
+		return "", "", fmt.Errorf("is more than an address; write %s://%s, since paths and credentials are passed on as clients send them", u.Scheme, u.Host)
 	}
 	port := u.Port()
 	if port == "" {
-		port = "80"
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
 	}
 	if !isPort(port) || port == "0" {
 		return "", "", fmt.Errorf("has no port from 1 to 65535; write http://host:port")

@@ -295,6 +295,8 @@ func TestServerAddress(t *testing.T) {
 		{"HTTP://asr:9000/", "tcp", "asr:9000", ""},
 		{"http://[::1]:8000", "tcp", "[::1]:8000", ""},
 		{"http://[fe80::1%25eth0]:8000", "tcp", "[fe80::1%eth0]:8000", ""},
+		{"https://asr", "tcp", "asr:443", ""},
+		{"https://asr:8443", "tcp", "asr:8443", ""},
 		{"unix:/run/asr.sock", "unix", "/run/asr.sock", ""},
 		{"unix:///run/asr.sock", "unix", "/run/asr.sock", ""},
 
@@ -305,7 +307,6 @@ func TestServerAddress(t *testing.T) {
 		{"http://:8000", "", "", "is no address"},
 		{"grpc://asr:1", "", "", "is no address"},
 		{"http://a b", "", "", "is no address"},
-		{"https://asr", "", "", "asks for TLS"},
 		{"http://asr:0", "", "", "has no port from 1 to 65535"},
 		{"http://asr:65536", "", "", "has no port from 1 to 65535"},
 		{"http://asr:1/v1", "", "", "more than an address; write http://asr:1,"},
@@ -506,7 +507,7 @@ func TestRestartNamesWhatAReloadCannotChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"server", "listen", "admin", "window", "records", "trust_parent", "keep_slow", "keep_queue_share", "log_format",
+	want := []string{"server", "listen", "admin", "window", "records", "tls_cert", "tls_key", "tls_client_ca", "server_ca", "server_name", "server_cert", "server_key", "server_insecure", "trust_parent", "keep_slow", "keep_queue_share", "log_format",
 		"envoy_listen", "envoy_admin", "envoy_stat_prefix", "envoy_cluster", "envoy_coverage", "envoy_orca", "envoy_runtime", "envoy_runtime_keys", "envoy_runtime_min", "envoy_runtime_max"}
 	if got := Restart(DefaultConfig(), c); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)

@@ -50,6 +50,7 @@ func (l *loader) check() {
 	l.checkTimings()
 	l.checkThresholds()
 	l.checkEnvoy()
+	l.checkTLS()
 	l.oneOf("half_close", c.HalfClose, "abort", "keep")
 	l.oneOf("log_format", c.LogFormat, "text", "json")
 	l.oneOf("log_level", c.LogLevel, "debug", "info", "warn", "error")
@@ -77,6 +78,16 @@ func (l *loader) checkAddresses() {
 	_, server, err := serverAddress(c.Server)
 	if err != nil {
 		l.fault("server", "value %.200q %v", c.Server, err)
+	}
+	if path, socket, bad := socketPath(c.Listen); socket {
+		switch {
+		case bad != nil:
+			l.fault("listen", "value %.200q %v", c.Listen, bad)
+		case err == nil && path == server:
+			l.fault(l.later("server", "listen"), "server and listen are one socket, and weir would be its own server; choose another path for one of the two")
+		}
+		l.checkListen("admin", c.Admin)
+		return
 	}
 	listens := c.Listen == NoListen || l.checkListen("listen", c.Listen)
 	if !l.checkListen("admin", c.Admin) || !listens {

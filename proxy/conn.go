@@ -73,6 +73,13 @@ const (
 func (c *conn) serve() {
 	defer c.close()
 	defer c.recover()
+	c.expectRequest()
+	if h2, err := c.greet(); err != nil {
+		return
+	} else if h2 {
+		c.serveH2()
+		return
+	}
 	for ok := true; ok; ok = c.exchange() {
 		c.expectRequest()
 	}
@@ -206,7 +213,7 @@ func (c *conn) readRequest() (method []byte, err error) {
 // share one allocation, since none may alias the reader's buffer.
 func (c *conn) describe(method []byte) {
 	o := &c.pass.Observation
-	o.Protocol, o.Client = "http/1.1", c.addr
+	o.Protocol, o.Scheme, o.Client = "http/1.1", c.scheme(), c.addr
 	var agent, state []byte
 	hasParent, parents := false, 0
 	for i := range c.req.fields {
@@ -344,7 +351,7 @@ func (c *conn) connect() error {
 	}
 	c.used = false
 	c.server = end{Conn: nc}
-	sc, ok := nc.(syscall.Conn)
+	sc, ok := rawConn(nc).(syscall.Conn)
 	if ok {
 		c.raw, err = sc.SyscallConn()
 	}

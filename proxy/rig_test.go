@@ -127,7 +127,8 @@ func checkGoroutines(t *testing.T) {
 		for range 200 {
 			stacks = make([]byte, 1<<20)
 			stacks = stacks[:runtime.Stack(stacks, true)]
-			if !bytes.Contains(stacks, []byte("weir/proxy.(*conn)")) && !bytes.Contains(stacks, []byte("weir/proxy.(*Server)")) {
+			if !bytes.Contains(stacks, []byte("weir/proxy.(*conn)")) && !bytes.Contains(stacks, []byte("weir/proxy.(*Server)")) &&
+				!bytes.Contains(stacks, []byte("weir/proxy.(*requestBody)")) && !bytes.Contains(stacks, []byte("weir/proxy.(*handoff)")) {
 				return
 			}
 			time.Sleep(10 * time.Millisecond)

@@ -3,10 +3,12 @@ package proxy
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -28,11 +30,15 @@ type Server struct {
 	cfg              atomic.Pointer[settings]
 	hangups          *hangups
 	dialer           net.Dialer
+	listenTLS        *tls.Config        // nil: clients speak none
+	serverTLS        func() *tls.Config // nil: the server speaks none
 
-	mu       sync.Mutex
-	conns    map[*conn]struct{}
-	shutdown atomic.Bool
-	wg       sync.WaitGroup
+	mu         sync.Mutex
+	conns      map[*conn]struct{}
+	http2      *h2Server // nil: no client has spoken HTTP/2 yet
+	transports [numSpoken]*http.Transport
+	shutdown   atomic.Bool
+	wg         sync.WaitGroup
 }
 
 // settings are what a reload can change: read once for each request.
@@ -42,6 +48,7 @@ type settings struct {
 	keepHalfClosed bool
 	serverTiming   bool
 	requestStart   bool
+	serverProtocol string
 	maxHeadSize    int // bytes
 	maxConns       int // 0: no limit
 
@@ -87,7 +94,7 @@ func isPassing(err error) bool {
 
 func (s *Server) start(nc net.Conn) {
 	c := &conn{srv: s, addr: nc.RemoteAddr().String(), gone: make(chan struct{})}
-	c.client = end{Conn: nc, writeTimeout: s.settings().writeTimeout}
+	c.client = end{Conn: s.secured(nc), writeTimeout: s.settings().writeTimeout}
 	c.client.r = bufio.NewReaderSize(&c.client, readerSize)
 	c.cfg = s.settings()
 	c.onTrailer = func(name, value []byte) { c.cfg.ingest.Trailer(&c.pass.Observation, name, value) }
@@ -106,9 +113,12 @@ func (s *Server) start(nc net.Conn) {
 	s.wg.Go(c.serve)
 }
 
+const turnAwayTime = 5 * time.Second
+
 // turnAway answers a connection beyond max_connections.
 func (s *Server) turnAway(c *conn) {
 	defer c.client.Conn.Close()
+	_ = c.client.Conn.SetDeadline(time.Now().Add(turnAwayTime)) // a handshake of TLS may be part of it
 	c.client.borrowWriter()
 	defer c.client.returnWriter()
 	c.req.minor = '1'
@@ -136,7 +146,10 @@ func (s *Server) remove(c *conn) {
 }
 
 func (s *Server) dial(ctx context.Context) (net.Conn, error) {
-	return s.dialer.DialContext(ctx, s.network, s.address)
+	if s.serverTLS != nil {
+		return s.dialTLS(ctx, alpn[spokenH1]...)
+	}
+	return s.dialPlain(ctx)
 }
 
 // host is the server's name in a request that brings none.
@@ -153,6 +166,7 @@ func (s *Server) host() string {
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.shutdown.Store(true)
 	s.each(func(c *conn) { c.wake() })
+	s.stopH2(ctx)
 	done := make(chan struct{})
 	go func() { s.wg.Wait(); close(done) }()
 	var err error

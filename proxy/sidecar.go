@@ -86,6 +86,14 @@ func (s *Sidecar) newServer(cfg Config, o SidecarOptions) error {
 	if err != nil {
 		return err
 	}
+	toClients, err := cfg.listenTLS(s.logger)
+	if err != nil {
+		return err
+	}
+	toServer, err := cfg.serverTLS(s.logger)
+	if err != nil {
+		return err
+	}
 	h, err := newHangups()
 	if err != nil {
 		return fmt.Errorf("watching connections: %w", err)
@@ -95,6 +103,7 @@ func (s *Sidecar) newServer(cfg Config, o SidecarOptions) error {
 	s.server = &Server{
 		Gate: &Gate{Sink: s.sink.Put}, Sampler: sampler, Logger: s.logger,
 		network: network, address: address, target: cfg.Server, hangups: h,
+		listenTLS: toClients, serverTLS: toServer,
 	}
 	return nil
 }
@@ -102,7 +111,7 @@ func (s *Sidecar) newServer(cfg Config, o SidecarOptions) error {
 func (s *Sidecar) newTelemetry(ctx context.Context, cfg Config, o SidecarOptions) (err error) {
 	_, address := cfg.ServerAddress()
 	opts := tracing.Options{
-		Getenv: o.Getenv, Version: o.Version, Logger: s.logger, Server: address,
+		Getenv: o.Getenv, Version: o.Version, Logger: s.logger, Server: address, Scheme: s.server.scheme(),
 		KeepSlow: cfg.KeepSlow.Duration(), KeepQueueShare: cfg.KeepQueueShare,
 	}
 	if s.spans, err = tracing.NewSpans(ctx, opts); err != nil {
@@ -128,7 +137,7 @@ func (s *Sidecar) newTelemetry(ctx context.Context, cfg Config, o SidecarOptions
 
 func (s *Sidecar) listen(cfg Config) (err error) {
 	if cfg.Listen != NoListen {
-		if s.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
+		if s.listener, err = listen(cfg.Listen); err != nil {
 			return fmt.Errorf("listen %q: %w; choose another address, or stop what uses it", cfg.Listen, err)
 		}
 	}
@@ -151,7 +160,8 @@ func (s *Sidecar) apply(cfg Config) error {
 	s.server.cfg.Store(&settings{
 		router: router, ingest: ingest,
 		keepHalfClosed: cfg.HalfClose == "keep", serverTiming: cfg.ServerTiming, requestStart: cfg.RequestStart,
-		maxHeadSize: int(cfg.MaxHeadSize), maxConns: cfg.MaxConnections,
+		serverProtocol: cfg.ServerProtocol,
+		maxHeadSize:    int(cfg.MaxHeadSize), maxConns: cfg.MaxConnections,
 		connectTimeout: cfg.ConnectTimeout.Duration(), headTimeout: cfg.HeadTimeout.Duration(), bodyTimeout: cfg.BodyTimeout.Duration(),
 		responseTimeout: cfg.ResponseTimeout.Duration(), writeTimeout: cfg.WriteTimeout.Duration(),
 	})

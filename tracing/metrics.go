@@ -44,6 +44,7 @@ type Metrics struct {
 	server   []attribute.KeyValue // of the server behind weir
 
 	sums
+	rpc                                                                         rpcMetrics
 	serverDuration, clientDuration, queueWait, stageDuration, batchSize, stream *family // histograms
 	rejected, transferIO, observations, audio, seconds, fit                     *family // counters
 
@@ -84,6 +85,7 @@ func NewMetrics(ctx context.Context, o Options, g Gauges) (*Metrics, error) {
 		server:  serverAttributes(o.Server),
 		sums:    sums{scope: instrumentation.Scope{Name: "weir", Version: o.Version}, start: time.Now()},
 		classes: make(map[string]*classSeries), answers: make(map[answer]answerSeries), words: make(map[attribute.KeyValue]*series),
+		rpc: rpcMetrics{calls: make(map[call]answerSeries)},
 	}
 	scrape, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithProducer(&m.sums), otelprom.WithoutScopeInfo(),
 		otelprom.WithTranslationStrategy(otlptranslator.UnderscoreEscapingWithSuffixes))
@@ -196,6 +198,8 @@ func (m *Metrics) newInstruments(i *instruments) {
 	m.audio = i.counter("weir.audio.duration", "s", "Audio received, as the server tells.")
 	m.seconds = i.counter("weir.seconds", "s", "Time that requests spent in each part of their life; parts add up to total.")
 	m.fit = i.counter("weir.fit", "1", "Sums for the line of forward seconds (y) on batch (x), weighted by 1/batch (w).")
+	m.rpc.serverDuration = i.histogram("rpc.server.call.duration", "s", "Unary gRPC calls, from the head read to the last byte given to the client.", durationBuckets)
+	m.rpc.clientDuration = i.histogram("rpc.client.call.duration", "s", "Unary gRPC calls, from admission to the server's last byte.", durationBuckets)
 }
 
 func (m *Metrics) newGauges(i *instruments, g Gauges, version string) {
@@ -371,14 +375,14 @@ func (m *Metrics) route(f *family, route, stage string) *series {
 
 // answer is what the series of one answer differ in.
 type answer struct {
-	method, route, protocol, err string
-	status                       int
+	method, route, protocol, scheme, err string
+	status                               int
 }
 
 type answerSeries struct{ server, client *series }
 
 func (m *Metrics) answer(o *classifier.Observation) answerSeries {
-	a := answer{method: methodAttribute(o), route: o.Route, protocol: o.Protocol, err: o.Error, status: o.Status}
+	a := answer{method: methodAttribute(o), route: o.Route, protocol: o.Protocol, scheme: o.Scheme, err: o.Error, status: o.Status}
 	if found, ok := m.answers[a]; ok {
 		return found
 	}
@@ -395,7 +399,7 @@ func (m *Metrics) answer(o *classifier.Observation) answerSeries {
 }
 
 func (a answer) attributes() []attribute.KeyValue {
-	kv := []attribute.KeyValue{attribute.String("http.request.method", a.method), attribute.String("url.scheme", "http")}
+	kv := []attribute.KeyValue{attribute.String("http.request.method", a.method), attribute.String("url.scheme", schemeOf(a.scheme))}
 	if a.route != "" {
 		kv = append(kv, attribute.String("http.route", a.route))
 	}
@@ -438,16 +442,24 @@ func (m *Metrics) Observe(o *classifier.Observation) {
 		c.stream.record(o.Total().Seconds())
 		return
 	}
-	a := m.answer(o)
-	a.server.recordTraced(o.Total().Seconds(), o)
+	if isRPC(o) {
+		m.rpc.observe(o, m.server)
+	} else {
+		m.observeHTTP(o)
+	}
 	if o.Outcome != classifier.Rejected { // who was turned away at once did not wait, nor go unqueued
 		c.queueWait.recordTraced(o.QueueWait().Seconds(), o)
 	}
+	c.addParts(o)
+	m.observeServer(c, o)
+}
+
+func (m *Metrics) observeHTTP(o *classifier.Observation) {
+	a := m.answer(o)
+	a.server.recordTraced(o.Total().Seconds(), o)
 	if !o.Dequeued.IsZero() {
 		a.client.record(max(0, o.Total()-o.QueueWait()).Seconds())
 	}
-	c.addParts(o)
-	m.observeServer(c, o)
 }
 
 func source(o *classifier.Observation) string {

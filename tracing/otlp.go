@@ -41,6 +41,7 @@ type Options struct {
 	Version        string              // of weir
 	Logger         *slog.Logger        // for what goes wrong later; nil: nothing is logged
 	Server         string              // host:port of the server behind weir, or the path of its socket
+	Scheme         string              // that it speaks: "http" or "https"; "": http
 	KeepSlow       time.Duration       // keep the trace of a request that took this long, sampled or not; 0: off
 	KeepQueueShare float64             // keep the trace of a request that queued for this share of its time; 0: off
 }

@@ -37,7 +37,7 @@ func decode(t testing.TB, raw []byte) []*tracepb.Span {
 // spansOf encodes the spans of o and reads them again.
 func spansOf(t testing.TB, o *classifier.Observation, kept string) []*tracepb.Span {
 	t.Helper()
-	tr := newTree("127.0.0.1:8001")
+	tr := newTree("127.0.0.1:8001", "")
 	n := tr.plan(o, kept)
 	spans := decode(t, tr.append(nil))
 	if len(spans) != n {
@@ -392,7 +392,7 @@ func TestHeadsThatAreNoTextOrTooLongDoNotSpoilTheBatch(t *testing.T) {
 }
 
 func TestServersOnASocketHaveNoPort(t *testing.T) {
-	tr := newTree("/run/asr.sock")
+	tr := newTree("/run/asr.sock", "")
 	tr.plan(request(), "")
 	a := attributes(named(decode(t, tr.append(nil)), "POST"))
 	if a["server.address"] != "/run/asr.sock" || a["server.port"] != nil || a["url.full"] != nil {
@@ -438,7 +438,7 @@ func TestLateKeptSpansLoseTheSamplingThresholdOnly(t *testing.T) {
 
 func TestIdsOfARequestDifferAndNeverAreZero(t *testing.T) {
 	seen := make(map[[8]byte]bool)
-	tr := newTree("")
+	tr := newTree("", "")
 	for i := range 1000 {
 		tr.o = &classifier.Observation{SpanID: [8]byte{7: byte(i), 6: byte(i >> 8)}}
 		for n := range uint64(40) {

@@ -115,7 +115,7 @@ func newSpans(o Options, client otlptrace.Client, limits batchLimits) *Spans {
 		client: client, closeIdle: func() {}, settings: &exportSettings{},
 		logger: o.Logger, keepSlow: o.KeepSlow, keepShare: o.KeepQueueShare, limits: limits,
 		scope: &tracepb.ScopeSpans{Scope: &commonpb.InstrumentationScope{Name: "weir", Version: o.Version}},
-		tree:  newTree(o.Server), filling: &batch{},
+		tree:  newTree(o.Server, o.Scheme), filling: &batch{},
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	if s.logger == nil {
@@ -187,7 +187,7 @@ func (s *Spans) keep(o *classifier.Observation) (reason string) {
 	switch total := o.Total(); {
 	case o.Outcome == classifier.Rejected, o.Outcome == classifier.Expired, o.Outcome == classifier.Failed:
 		return o.Outcome.String()
-	case o.Status >= 500:
+	case o.Status >= 500, rpcServerFailed(o):
 		return "error"
 	case s.keepSlow > 0 && total >= s.keepSlow && !o.Upgraded:
 		return "slow"

@@ -36,13 +36,13 @@ type tree struct {
 	scaled               bool
 }
 
-func newTree(server string) tree {
+func newTree(server, scheme string) tree {
 	t := tree{state: make([]byte, 0, maxTraceState)}
 	host, port := splitAddress(server)
 	t.server = appendString(t.server, "server.address", host)
 	if port > 0 {
 		t.server = appendInt(t.server, "server.port", int64(port))
-		t.baseURL = "http://" + server
+		t.baseURL = schemeOf(scheme) + "://" + server
 	}
 	t.server = appendString(t.server, "service.peer.name", "asr-server")
 	return t
@@ -210,11 +210,18 @@ func (t *tree) appendServer(b []byte) []byte {
 	o := t.o
 	s := t.span(t.id(idServer), o.ParentID, tracepb.Span_SPAN_KIND_SERVER, t.start, t.end)
 	s.name, s.rest = spanName(o)
+	if isRPC(o) {
+		s.name, s.rest = rpcName(o), ""
+	}
 	if s.parent != [8]byte{} {
 		s.flags |= flagRemote
 	}
 	b, at := openSpan(b, &s)
-	b = t.appendHTTPServer(b)
+	if isRPC(o) {
+		b = t.appendRPCServer(b)
+	} else {
+		b = t.appendHTTPServer(b)
+	}
 	b = appendString(b, "gen_ai.request.model", o.Model)
 	b = appendDouble(b, "weir.queue.wait", o.QueueWait().Seconds())
 	if t.admitted > 0 {
@@ -252,8 +259,15 @@ func (t *tree) appendQueue(b []byte) []byte {
 func (t *tree) appendClient(b []byte) []byte {
 	s := t.span(t.o.SpanID, t.id(idServer), tracepb.Span_SPAN_KIND_CLIENT, t.admitted, t.end)
 	s.name = httpMethodName(t.o)
+	if isRPC(t.o) {
+		s.name = rpcName(t.o)
+	}
 	b, at := openSpan(b, &s)
-	b = t.appendHTTPClient(b)
+	if isRPC(t.o) {
+		b = t.appendRPCClient(b)
+	} else {
+		b = t.appendHTTPClient(b)
+	}
 	b = appendString(b, "weir.timing.source", source(t.o))
 	if t.untrusted > 0 {
 		b = appendInt(b, "weir.stages.untrusted", int64(t.untrusted))
@@ -317,18 +331,12 @@ func (t *tree) appendHTTPServer(b []byte) []byte {
 	b = appendMethod(b, o)
 	b = appendString(b, "url.path", path)
 	b = appendString(b, "url.query", query)
-	b = appendString(b, "url.scheme", "http")
+	b = appendString(b, "url.scheme", schemeOf(o.Scheme))
 	b = appendString(b, "http.route", o.Route)
 	b = appendCount(b, "http.response.status_code", int64(o.Status))
 	b = appendString(b, "network.protocol.version", protocolVersion(o.Protocol))
 	b = appendString(b, "user_agent.original", o.UserAgent)
-	peer, port := splitAddress(o.Client)
-	b = appendString(b, "client.address", peer)
-	b = appendString(b, "network.peer.address", peer)
-	b = appendCount(b, "network.peer.port", int64(port))
-	host, port := splitAddress(o.Host)
-	b = appendString(b, "server.address", host)
-	b = appendCount(b, "server.port", int64(port))
+	b = appendPeers(b, o)
 	switch {
 	case o.Error != "":
 		b = appendString(b, "error.type", o.Error)
@@ -339,6 +347,24 @@ func (t *tree) appendHTTPServer(b []byte) []byte {
 		b = appendError(b)
 	}
 	return b
+}
+
+// appendPeers tells who called, and under which name.
+func appendPeers(b []byte, o *classifier.Observation) []byte {
+	peer, port := splitAddress(o.Client)
+	b = appendString(b, "client.address", peer)
+	b = appendString(b, "network.peer.address", peer)
+	b = appendCount(b, "network.peer.port", int64(port))
+	host, port := splitAddress(o.Host)
+	b = appendString(b, "server.address", host)
+	return appendCount(b, "server.port", int64(port))
+}
+
+func schemeOf(scheme string) string {
+	if scheme == "" {
+		return "http"
+	}
+	return scheme
 }
 
 // appendHTTPClient adds HTTP's attributes and status to a CLIENT span.
