@@ -122,6 +122,7 @@ func (r *Report) warn(s *slot) {
 	if o := ratio(float64(r.Overlapped), float64(r.OK)); o > 0.1 {
 		add("%s of the answers began before the upload ended, so upload and service cannot be told apart in them", percent(o))
 	}
+	s.utterances.warn(add)
 	if cv := s.lengthCV(); cv > 0.5 && r.Forward.OK {
 		add("the length of the audio varies much (coefficient of variation %.1f); the slope is fitted within octaves of length and may keep a part of its influence", cv)
 	}

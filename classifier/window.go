@@ -376,6 +376,7 @@ type slot struct {
 	cells                        [numCells]float64 // served requests by length
 	byBatch, byInflight          fits
 	hist                         histogram
+	utterances                   utteranceSums
 }
 
 func (s *slot) begin(opened, now time.Time) {
@@ -394,6 +395,7 @@ func (s *slot) add(l *life) {
 		s.first = o.Enqueued
 	}
 	s.requests++
+	s.addUtterance(o)
 	s.outcomes[min(int(o.Outcome), len(s.outcomes)-1)]++
 	s.total += l.total
 	s.gate += l.gate
@@ -515,6 +517,7 @@ func (s *slot) merge(o *slot) {
 	s.byBatch.merge(&o.byBatch)
 	s.byInflight.merge(&o.byInflight)
 	s.hist.merge(&o.hist)
+	s.utterances.merge(&o.utterances)
 }
 
 // The histogram has eight buckets an octave from 100 us to 28 min, so that a

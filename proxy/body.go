@@ -38,6 +38,7 @@ type relay struct {
 	trailer func(name, value []byte) // shown each trailer field; may be nil
 	moved   int64                    // payload bytes so far
 	ending  *atomic.Bool             // set before the bytes that end the body are written; may be nil
+	tap     *answerReader            // shown what was written; may be nil
 }
 
 // run moves the whole body. Errors of r come as they are, those of w as a
@@ -94,6 +95,9 @@ func (b *relay) write(p []byte, last bool) error {
 	}
 	b.moved += int64(len(p))
 	_, err := b.w.Write(p)
+	if b.tap != nil {
+		b.tap.read(p)
+	}
 	return written(err)
 }
 
@@ -119,6 +123,9 @@ func (b *relay) chunks() error {
 		}
 		if size == 0 {
 			return b.trailers()
+		}
+		if b.tap != nil {
+			b.tap.chunk()
 		}
 		if !b.dechunk {
 			_, _ = b.w.Write(strconv.AppendInt(b.w.AvailableBuffer(), size, 16))

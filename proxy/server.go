@@ -27,6 +27,7 @@ type Server struct {
 	cfg              atomic.Pointer[settings]
 	hangups          *hangups
 	dialer           net.Dialer
+	utterances       atomic.Int64 // under way in all streams
 
 	mu       sync.Mutex
 	conns    map[*conn]struct{}
@@ -41,8 +42,9 @@ type settings struct {
 	keepHalfClosed bool
 	serverTiming   bool
 	requestStart   bool
-	maxHeadSize    int // bytes
-	maxConns       int // 0: no limit
+	maxHeadSize    int    // bytes
+	maxConns       int    // 0: no limit
+	streamProtocol string // of WebSockets; "": recognise it
 
 	connectTimeout, headTimeout, bodyTimeout, responseTimeout, writeTimeout time.Duration
 }

@@ -46,6 +46,8 @@ type Metrics struct {
 	rejected, transferIO, observations                                          metric.Int64Counter
 	audio                                                                       metric.Float64Counter
 
+	utterances utteranceMetrics
+
 	answers map[answer]answerOptions
 	words   map[attribute.KeyValue][]metric.AddOption
 
@@ -114,7 +116,7 @@ func (m *Metrics) begin() {
 	for _, word := range []string{"queue_full", "queue_timeout", "shutting_down"} {
 		m.rejected.Add(context.Background(), 0, m.word("error.type", word)...)
 	}
-	for _, word := range []string{"none", "header", "trailer"} {
+	for _, word := range []string{"none", "header", "trailer", "body"} {
 		m.observations.Add(context.Background(), 0, m.word("weir.timing.source", word)...)
 	}
 }
@@ -205,6 +207,7 @@ func (m *Metrics) newInstruments(i *instruments) {
 	m.rejected = i.counter("weir.requests.rejected", "{request}", "Requests that weir refused, by reason.")
 	m.transferIO = i.counter("weir.transfer.io", "By", "Bytes copied between host and device, as the server tells.")
 	m.observations = i.counter("weir.observations", "{request}", "Finished requests, by where their stage timings came from.")
+	m.utterances.newInstruments(i)
 	m.audio = i.sum("weir.audio.duration", "s", "Audio received, as the server tells.")
 	i.sums("weir.seconds", "s", "Time that requests spent in each part of their life; parts add up to total.",
 		m.observeSums(func(c *classSeries) ([]float64, [][]metric.ObserveOption) { return c.seconds[:], c.partOptions[:] }))
@@ -446,6 +449,12 @@ func (a answer) attributes() []attribute.KeyValue {
 func (m *Metrics) Observe(o *classifier.Observation) {
 	c := m.addSums(o)
 	ctx := context.Background()
+	if o.Utterance != nil {
+		m.utterances.observe(ctx, o)
+		m.observeServer(ctx, c, o)
+		return
+	}
+	m.utterances.observeSession(ctx, o)
 	m.observations.Add(ctx, 1, m.word("weir.timing.source", source(o))...)
 	if o.Outcome == classifier.Rejected || o.Outcome == classifier.Expired {
 		m.rejected.Add(ctx, 1, m.word("error.type", o.Error)...)
