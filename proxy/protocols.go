@@ -686,8 +686,8 @@ func realtimeClient(s *session, m *message) {
 func audioBytes(o *object, m *message) int64 {
 	v := unquoted(o.raw("audio"))
 	n := int64(len(v))
-	if m.cut {
-		n = max(n, m.size-128) // less the keys
+	if m.cut && n > 0 {
+		n += m.size - int64(len(m.body)) - int64(len(`"}`)) // as if nothing came after it
 	}
 	return n/4*3 - int64(bytes.Count(v[max(0, len(v)-2):], []byte("=")))
 }

@@ -42,15 +42,16 @@ func (p *pump) run() {
 
 func (p *pump) forward(b []byte) {
 	now := time.Now()
+	if p.tap != nil { // before the other side can answer: the reader sees cause before effect
+		p.tap.read(b, now)
+		now = time.Now()
+	}
 	_, p.writeErr = p.to.Write(b)
 	p.moved += int64(len(b))
 	if p.stall != nil {
 		if d := time.Since(now); d >= stalled {
 			p.stall.Add(int64(d))
 		}
-	}
-	if p.tap != nil {
-		p.tap.read(b, now)
 	}
 }
 

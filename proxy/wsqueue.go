@@ -8,8 +8,8 @@ import (
 )
 
 // A wsReader reads a WebSocket's messages beside its tunnel. The two pumps of
-// the tunnel cut the frames, which is cheap, after the bytes have gone on; what
-// the messages say is read on a goroutine that lives only while there are any.
+// the tunnel cut the frames, which is cheap, before the bytes go on, so that a
+// question is seen before its answer; what the messages say is read on a goroutine that lives only while there are any.
 // When that one falls behind, messages are dropped and counted: the tunnel
 // waits for nothing.
 type wsReader struct {
