@@ -93,8 +93,10 @@ func (c *conn) tunnel() error {
 	by := c.pumpBoth(&up, &down)
 	o.BytesIn, o.BytesOut, o.Done = up.moved, down.moved, time.Now()
 	c.srv.Gate.Release(&c.pass)
-	s := reader.finish(by, o.Done)
-	o.Session, o.Outcome, o.Error = &s.sum, s.fate.outcome, s.fate.word
+	reader.finish(by, o.Done)
+	s := &reader.s
+	sum := s.sum // not a pointer into the reader, which can go
+	o.Session, o.Outcome, o.Error = &sum, s.fate.outcome, s.fate.word
 	return nil
 }
 

@@ -128,12 +128,7 @@ func (r *wsReader) drain() {
 }
 
 func (r *wsReader) read(batch []message, lost [2]bool) {
-	defer func() {
-		if v := recover(); v != nil {
-			r.s.giveUp(unreadBug)
-			r.logger.Error("reading a stream was given up after a bug in weir; the stream itself goes on", "panic", v, "stack", string(debug.Stack()))
-		}
-	}()
+	defer r.recover()
 	for side, is := range lost {
 		if is {
 			r.s.lose(side)
@@ -145,15 +140,23 @@ func (r *wsReader) read(batch []message, lost [2]bool) {
 	}
 }
 
-// finish waits until all is read and closes the session.
-func (r *wsReader) finish(by ending, at time.Time) *session {
+func (r *wsReader) recover() {
+	if v := recover(); v != nil {
+		r.s.giveUp(unreadBug)
+		r.logger.Error("reading a stream was given up after a bug in weir; the stream itself goes on", "panic", v, "stack", string(debug.Stack()))
+	}
+}
+
+// finish waits until all is read and closes the session, r.s.
+func (r *wsReader) finish(by ending, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	defer r.recover()
 	for r.busy {
 		r.idle.Wait()
 	}
 	r.s.sum.Dropped = r.dropped
 	r.s.sum.MessagesOut, r.s.sum.MessagesIn = r.messages[0], r.messages[1]
+	r.s.sum.Stall = time.Duration(r.s.stall.Load())
 	r.s.end(by, at)
-	return &r.s
 }
