@@ -119,6 +119,7 @@ func (m *Metrics) begin() {
 	for _, word := range []string{"none", "header", "trailer", "body"} {
 		m.observations.Add(context.Background(), 0, m.word("weir.timing.source", word)...)
 	}
+	m.utterances.begin(context.Background())
 }
 
 // metricReader sends all metrics once a minute, or as OTEL_METRIC_EXPORT_INTERVAL says.
@@ -207,8 +208,14 @@ func (m *Metrics) newInstruments(i *instruments) {
 	m.rejected = i.counter("weir.requests.rejected", "{request}", "Requests that weir refused, by reason.")
 	m.transferIO = i.counter("weir.transfer.io", "By", "Bytes copied between host and device, as the server tells.")
 	m.observations = i.counter("weir.observations", "{request}", "Finished requests, by where their stage timings came from.")
-	m.utterances.newInstruments(i)
-	m.audio = i.sum("weir.audio.duration", "s", "Audio received, as the server tells.")
+	m.utterances = utteranceMetrics{
+		final:        i.histogram("weir.utterance.final.duration", "s", "Final latency of utterances: from the end of speech to the final result.", durationBuckets),
+		firstPartial: i.histogram("weir.utterance.first_partial.duration", "s", "From the first audio of an utterance, sent at the pace of speech, to its first partial result.", durationBuckets),
+		firstEvent:   i.histogram("weir.stream.first_event.duration", "s", "From the last byte of a request to the first event of its streamed answer.", durationBuckets),
+		count:        i.counter("weir.utterances", "{utterance}", "Utterances on streams, by how they ended."),
+		unread:       i.counter("weir.stream.unread", "{stream}", "Streams that weir carried but could not read to their end, by reason."),
+	}
+	m.audio = i.sum("weir.audio.duration", "s", "Audio received, as the server tells, or the bytes of a stream.")
 	i.sums("weir.seconds", "s", "Time that requests spent in each part of their life; parts add up to total.",
 		m.observeSums(func(c *classSeries) ([]float64, [][]metric.ObserveOption) { return c.seconds[:], c.partOptions[:] }))
 	i.sums("weir.fit", "1", "Sums for the line of forward seconds (y) on batch (x), weighted by 1/batch (w).",

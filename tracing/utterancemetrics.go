@@ -17,19 +17,20 @@ type utteranceMetrics struct {
 	options                         map[string][]metric.RecordOption // by protocol
 }
 
-func (m *utteranceMetrics) newInstruments(i *instruments) {
-	m.final = i.histogram("weir.utterance.final.duration", "s", "Final latency of utterances: from the end of speech to the final result.", durationBuckets)
-	m.firstPartial = i.histogram("weir.utterance.first_partial.duration", "s", "From the first audio of an utterance, sent at the pace of speech, to its first partial result.", durationBuckets)
-	m.firstEvent = i.histogram("weir.stream.first_event.duration", "s", "From the last byte of a request to the first event of its streamed answer.", durationBuckets)
-	m.count = i.counter("weir.utterances", "{utterance}", "Utterances on streams, by how they ended.")
-	m.unread = i.counter("weir.stream.unread", "{stream}", "Streams that weir carried but could not read to their end, by reason.")
-	m.options = make(map[string][]metric.RecordOption)
+// begin gives the counter of a rare event its first value.
+func (m *utteranceMetrics) begin(ctx context.Context) {
+	for _, word := range []string{"not_websocket", "bad_deflate", "deflate_bomb", "message_too_large", "unexpected_message", "behind", "bug"} {
+		m.unread.Add(ctx, 0, metric.WithAttributes(attribute.String("error.type", word)))
+	}
 }
 
 func (m *utteranceMetrics) observe(ctx context.Context, o *classifier.Observation) {
 	u := o.Utterance
 	opts := m.options[u.Protocol]
 	if opts == nil {
+		if m.options == nil {
+			m.options = make(map[string][]metric.RecordOption)
+		}
 		opts = recordOptions(attribute.String("weir.stream.protocol", u.Protocol))
 		m.options[u.Protocol] = opts
 	}
