@@ -115,6 +115,12 @@ type span struct {
 		Key   string
 		Value any
 	}
+	Logs []struct {
+		Fields []struct {
+			Key   string
+			Value any
+		}
+	}
 	Warnings []string
 }
 
