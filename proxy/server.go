@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -77,7 +76,7 @@ func (s *Server) Serve(l net.Listener) error {
 func (s *Server) start(nc net.Conn) {
 	c := &conn{srv: s, addr: nc.RemoteAddr().String(), gone: make(chan struct{})}
 	c.client = end{Conn: nc, writeTimeout: s.settings().writeTimeout}
-	c.client.r = bufio.NewReaderSize(&c.client, readerSize)
+	c.client.borrowReader()
 	c.cfg = s.settings()
 	c.onTrailer = func(name, value []byte) { c.cfg.ingest.Trailer(&c.pass.Observation, name, value) }
 	if !s.add(c) {

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"weir/classifier"
 )
 
@@ -32,6 +34,7 @@ func (p *pump) run() {
 		p.forward(b)
 		_, _ = p.from.r.Discard(len(b))
 	}
+	p.from.dropReader()
 	for p.readErr == nil && p.writeErr == nil {
 		p.readErr = readWaiting(p.from, p.forward)
 	}
@@ -88,6 +91,7 @@ func (c *conn) tunnel() error {
 	c.client.returnWriter()
 	c.server.returnWriter()
 	reader := c.newReader(opened)
+	c.letGo()
 	up := pump{from: &c.client, to: &c.server, tap: &reader.up, stall: reader.s.stall}
 	down := pump{from: &c.server, to: &c.client, tap: &reader.down}
 	by := c.pumpBoth(&up, &down)
@@ -98,6 +102,14 @@ func (c *conn) tunnel() error {
 	sum := s.sum // not a pointer into the reader, which can go
 	o.Session, o.Outcome, o.Error = &sum, s.fate.outcome, s.fate.word
 	return nil
+}
+
+// letGo leaves the memory that a tunnel needs no more to others: a silent
+// stream may last for hours.
+func (c *conn) letGo() {
+	c.up.relay, c.req, c.res = relay{}, head{}, head{}
+	c.parsed, c.answer = fasthttp.RequestHeader{}, fasthttp.ResponseHeader{}
+	c.target, c.buf = nil, nil
 }
 
 // pumpBoth runs the two directions, and tells which side broke the tunnel.
@@ -123,7 +135,6 @@ func (c *conn) pumpBoth(up, down *pump) ending {
 // half-close; a break takes both connections down.
 func (c *conn) pumpOne(p *pump, first chan<- ending, reads, writes ending) {
 	p.run()
-	p.from.dropReader()
 	switch {
 	case p.writeErr != nil:
 		first <- writes
@@ -137,7 +148,8 @@ func (c *conn) pumpOne(p *pump, first chan<- ending, reads, writes ending) {
 	_ = c.server.Conn.Close()
 }
 
-// dropReader leaves the buffer of an end that is read no more to others.
+// dropReader leaves the buffer of an end that is read without one from now on
+// to others.
 func (e *end) dropReader() {
 	e.returnReader()
 	e.r = bufio.NewReaderSize(e, 16)
