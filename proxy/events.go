@@ -36,23 +36,28 @@ const maxEventLine = 8 << 10
 
 // start readies the reader for the answer whose head was read.
 func (a *answerReader) start(c *conn) {
-	*a = answerReader{line: a.line[:0], value: a.value[:0], told: a.told[:0], ingest: c.cfg.ingest}
+	var kind, coding []byte
 	for i := range c.res.fields {
-		f := &c.res.fields[i]
-		if f.kind != fieldOther {
-			continue
-		}
-		switch {
+		switch f := &c.res.fields[i]; {
+		case f.kind != fieldOther:
 		case equalFold(f.name, "content-type"):
-			kind, _, _ := bytes.Cut(f.value, []byte(";"))
-			kind = bytes.TrimSpace(kind)
-			a.sse = equalFold(kind, "text/event-stream")
-			a.on = a.sse || equalFold(kind, "application/json") || equalFold(kind, "application/x-ndjson")
-		case equalFold(f.name, "content-encoding") && !equalFold(f.value, "identity"):
-			a.on = false
-			return
+			kind = f.value
+		case equalFold(f.name, "content-encoding"):
+			coding = f.value
 		}
 	}
+	a.begin(kind, coding, c.cfg.ingest)
+}
+
+// begin readies the reader for a body with this Content-Type and
+// Content-Encoding.
+func (a *answerReader) begin(kind, coding []byte, ingest *tracing.Ingest) {
+	*a = answerReader{line: a.line[:0], value: a.value[:0], told: a.told[:0], ingest: ingest}
+	kind, _, _ = bytes.Cut(kind, []byte(";"))
+	kind = bytes.TrimSpace(kind)
+	plain := len(coding) == 0 || equalFold(coding, "identity")
+	a.sse = plain && equalFold(kind, "text/event-stream")
+	a.on = a.sse || plain && (equalFold(kind, "application/json") || equalFold(kind, "application/x-ndjson"))
 }
 
 // chunk is told of each chunk of an answer: in one that is no SSE stream, they

@@ -177,15 +177,15 @@ var talks = map[string]talk{
 	"deepgram": {
 		path: "/v1/listen?encoding=linear16&sample_rate=8000&channels=2",
 		steps: []*step{
-			sends(noise(16000), "audio"),
+			sends(noise(16000), "audio eos"), // the final covers no more than this
 			says(tell, `{"type":"Results","start":0,"duration":0.4,"is_final":false,"channel":{"alternatives":[{"transcript":"he"}]}}`, "partial"),
-			sends(noise(16000), "eos"),
-			says(tell, `{"type":"Results","start":0,"duration":1,"is_final":true,"speech_final":true,"channel":{"alternatives":[{"transcript":"hello"}]}}`, "final"),
+			sends(noise(16000), ""),
+			says(tell, `{"type":"Results","start":0,"duration":0.5,"is_final":true,"speech_final":true,"channel":{"alternatives":[{"transcript":"hello"}]}}`, "final"),
 			sends(noise(3200), "audio"), says(ask, `{"type":"CloseStream"}`, "eos"),
 			says(tell, `{"type":"Results","start":1,"duration":0.1,"is_final":true,"speech_final":false,"channel":{"alternatives":[{"transcript":"you"}]}}`, "final"),
 			says(tell, `{"type":"Metadata","duration":1.1}`, ""),
 		},
-		want: []classifier.Utterance{{Partials: 1, Acks: 2, EndEstimated: true}, {Acks: 1}}, audio: []float64{1, 0.1},
+		want: []classifier.Utterance{{Partials: 1, Acks: 2, Lag: 0.5, EndEstimated: true}, {Acks: 1}}, audio: []float64{1, 0.1},
 	},
 	"kaldi-gstreamer": {
 		path: "/client/ws/speech?content-type=audio/x-raw,+layout=(string)interleaved,+rate=(int)8000,+format=(string)S16LE,+channels=(int)1",
@@ -412,6 +412,9 @@ func (k talk) check(o classifier.Observation, n int, name string) (worst time.Du
 	}
 	if o.Outcome != outcome || o.Upgraded || o.Class != class || math.Abs(o.AudioSeconds-k.audio[n]) > 1e-3 {
 		t.Errorf("utterance %d has the record %v, %q, %v s of audio", n, o.Outcome, o.Class, o.AudioSeconds)
+	}
+	if told := strings.Contains(saw.final.text, "server_timing"); told != (o.Source == "body") || told && o.BatchSize != 1 {
+		t.Errorf("utterance %d has timings from %q: %+v", n, o.Source, o.Timings)
 	}
 	worst = saw.eos.within(t, "the end of speech", o.Enqueued)
 	worst = max(worst, saw.final.within(t, "the final", o.Done))

@@ -409,6 +409,7 @@ var (
 	clientGone  = fate{classifier.Canceled, "client_gone", 0}
 	serverGone  = fate{classifier.Failed, "server_reset", 0}
 	serverError = fate{classifier.Failed, "server_error", 0}
+	weirGone    = fate{classifier.Failed, shuttingDown, 0}
 	noFinal     = fate{classifier.Failed, "no_final", 0}
 )
 
@@ -515,6 +516,7 @@ const (
 	bySides  ending = iota // both sides closed it
 	byClient               // the client broke it off
 	byServer
+	byWeir // drain_timeout passed
 )
 
 // closed reads a close frame: the first tells who ends the session, and why.
@@ -558,7 +560,7 @@ func (s *session) finish(f fate, at time.Time) (lost bool) {
 	u := s.open
 	switch {
 	case u == nil:
-	case u.partials == 0 && s.sum.Utterances > 0 && f != serverGone:
+	case u.partials == 0 && s.sum.Utterances > 0 && (f == clientGone || f == noFinal):
 		s.forget() // the silence after the last word
 	default:
 		s.emit(u, at, f)
@@ -570,8 +572,11 @@ func (s *session) finish(f fate, at time.Time) (lost bool) {
 // end closes the session when its tunnel has ended.
 func (s *session) end(by ending, at time.Time) {
 	f := clientGone
-	if by == byServer {
+	switch by {
+	case byServer:
 		f = serverGone
+	case byWeir:
+		f = weirGone
 	}
 	if s.finish(f, at) || by != bySides && s.sum.CloseCode == 0 {
 		s.ended(f)

@@ -23,6 +23,7 @@ type pump struct {
 	tap      *frames // may be nil
 	moved    int64
 	stall    *atomic.Int64 // gets the time in which to took no bytes; may be nil
+	buf      []byte        // of readBuffered
 	readErr  error
 	writeErr error
 }
@@ -36,7 +37,7 @@ func (p *pump) run() {
 	}
 	p.from.dropReader()
 	for p.readErr == nil && p.writeErr == nil {
-		p.readErr = readWaiting(p.from, p.forward)
+		p.readErr = p.readWaiting()
 	}
 	if p.readErr == io.EOF {
 		p.readErr = nil
@@ -58,12 +59,15 @@ func (p *pump) forward(b []byte) {
 	}
 }
 
-func readBuffered(e *end, take func([]byte)) error {
-	block := blocks.Get().(*[blockSize]byte)
-	defer blocks.Put(block)
-	n, err := e.Read(block[:])
+// readBuffered is for connections whose descriptor cannot be read directly,
+// such as those with TLS: a silent stream holds a small buffer.
+func (p *pump) readBuffered() error {
+	if p.buf == nil {
+		p.buf = make([]byte, 8<<10)
+	}
+	n, err := p.from.Read(p.buf)
 	if n > 0 {
-		take(block[:n])
+		p.forward(p.buf[:n])
 	}
 	return err
 }
@@ -95,6 +99,9 @@ func (c *conn) tunnel() error {
 	up := pump{from: &c.client, to: &c.server, tap: &reader.up, stall: reader.s.stall}
 	down := pump{from: &c.server, to: &c.client, tap: &reader.down}
 	by := c.pumpBoth(&up, &down)
+	if c.hasLeft() { // in a tunnel only weir's own end sets it
+		by = byWeir
+	}
 	o.BytesIn, o.BytesOut, o.Done = up.moved, down.moved, time.Now()
 	c.srv.Gate.Release(&c.pass)
 	reader.finish(by, o.Done)

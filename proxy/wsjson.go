@@ -189,13 +189,16 @@ func value(b []byte) (v, rest []byte) {
 
 // quoted is the length of the string that b begins with, quotes included.
 func quoted(b []byte) int {
-	for i := 1; i < len(b); i++ {
-		switch b[i] {
-		case '\\':
-			i++
-		case '"':
-			return i + 1
+	for i := 1; i < len(b); {
+		end := bytes.IndexByte(b[i:], '"')
+		if end < 0 {
+			break
 		}
+		escape := bytes.IndexByte(b[i:i+end], '\\')
+		if escape < 0 {
+			return i + end + 1
+		}
+		i += escape + 2
 	}
 	return len(b)
 }

@@ -194,10 +194,23 @@ func (f *frames) payload(p []byte) {
 	from := len(m.body)
 	m.body = append(m.body, p...)
 	if f.client {
-		for i := from; i < len(m.body); i++ {
-			m.body[i] ^= f.mask[f.masked&3]
-			f.masked++
-		}
+		f.unmask(m.body[from:])
+	}
+}
+
+// unmask undoes the client's mask, eight bytes at a time where it can.
+func (f *frames) unmask(b []byte) {
+	var key [8]byte
+	for i := range key {
+		key[i] = f.mask[(f.masked+i)&3]
+	}
+	f.masked += len(b)
+	word := binary.LittleEndian.Uint64(key[:])
+	for ; len(b) >= 8; b = b[8:] {
+		binary.LittleEndian.PutUint64(b, binary.LittleEndian.Uint64(b)^word)
+	}
+	for i := range b {
+		b[i] ^= key[i]
 	}
 }
 

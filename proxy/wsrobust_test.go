@@ -309,3 +309,37 @@ func TestSlowReadersStallTheSenderAndTheRecordSaysForHowLong(t *testing.T) {
 		t.Errorf("the session was read as %+v", s)
 	}
 }
+
+func TestAStreamThatWeirCutsAtItsEndSaysSo(t *testing.T) {
+	r := newRig(t, upgrade(t, "", func(c *client) { _, _ = io.Copy(io.Discard, c.Reader) }))
+	c := r.upgraded("/ws")
+	c.send("%s", frame(true, 0x82, sherpaUtterance(8000, 400)))
+	r.eventually(func() bool { return r.utterances.Load() == 1 }, "an utterance under way")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.Shutdown(ctx); err == nil {
+		t.Error("Shutdown did not tell that it cut a stream")
+	}
+	for n := range 2 {
+		if o := r.record(n); o.Outcome != classifier.Failed || o.Error != shuttingDown {
+			t.Errorf("record %d is %v %q", n, o.Outcome, o.Error)
+		}
+	}
+}
+
+// A connection whose descriptor is out of reach, as under TLS.
+func TestAPumpReadsAnyConnection(t *testing.T) {
+	from, client := net.Pipe()
+	to, server := net.Pipe()
+	p := pump{from: &end{Conn: from}, to: &end{Conn: to}, tap: &frames{client: true, emit: func(message) {}}}
+	p.from.borrowReader()
+	done := make(chan struct{})
+	go func() { p.run(); to.Close(); close(done) }()
+	want := frame(true, 0x82, noise(100_000))
+	go func() { _, _ = client.Write(want); client.Close() }()
+	got, err := io.ReadAll(server)
+	<-done
+	if !bytes.Equal(got, want) || err != nil || p.moved != int64(len(want)) || p.tap.unread != "" {
+		t.Errorf("%d of %d bytes came through, %v", len(got), len(want), err)
+	}
+}

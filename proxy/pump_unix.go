@@ -7,15 +7,16 @@ import (
 	"syscall"
 )
 
-// readWaiting waits until there is something to read and gives it to take.
-func readWaiting(e *end, take func([]byte)) error {
-	sc, ok := e.Conn.(syscall.Conn)
+// readWaiting waits until there is something to read and forwards it. The
+// buffer is borrowed when the bytes are there.
+func (p *pump) readWaiting() error {
+	sc, ok := p.from.Conn.(syscall.Conn)
 	if !ok {
-		return readBuffered(e, take)
+		return p.readBuffered()
 	}
 	raw, err := sc.SyscallConn()
 	if err != nil {
-		return readBuffered(e, take)
+		return err
 	}
 	var (
 		block *[blockSize]byte
@@ -41,7 +42,7 @@ func readWaiting(e *end, take func([]byte)) error {
 	case n == 0:
 		return io.EOF
 	}
-	take(block[:n])
+	p.forward(block[:n])
 	return nil
 }
 
