@@ -121,6 +121,12 @@ type span struct {
 		Key   string
 		Value any
 	}
+	Logs []struct {
+		Fields []struct {
+			Key   string
+			Value any
+		}
+	}
 	Warnings []string
 }
 

@@ -132,6 +132,7 @@ func (r *Report) warn(s *slot) {
 	if r.Burstiness > burstyFrom {
 		add("requests come in bursts: their number in a tenth of a window varies %.0f times as much as at random, so they queue at a load that would be no trouble if it came evenly", r.Burstiness)
 	}
+	s.utterances.warn(add)
 	if cv := s.lengthCV(); cv > 0.5 && r.Forward.OK {
 		add("the length of the audio varies much (coefficient of variation %.1f); the slope is fitted within octaves of length and may keep a part of its influence", cv)
 	}

@@ -54,6 +54,10 @@ type record struct {
 	AudioSeconds float64      `json:"audio_seconds,omitempty"`
 	BytesIn      int64        `json:"bytes_in"`
 	BytesOut     int64        `json:"bytes_out"`
+
+	Utterance *utteranceJSON `json:"utterance,omitempty"`
+	Session   *sessionJSON   `json:"session,omitempty"`
+	Events    *eventsJSON    `json:"events,omitempty"`
 }
 
 type timingJSON struct {
@@ -103,6 +107,7 @@ func (o *Observation) MarshalJSON() ([]byte, error) {
 		Waiting: o.Waiting, Inflight: o.Inflight, Limit: o.Limit,
 		Source: o.Source, ServerTotal: ms(o.ServerTotal), BatchSize: o.BatchSize, SeqLen: o.SeqLen, Tokens: o.Tokens,
 		AudioSeconds: o.AudioSeconds, BytesIn: o.BytesIn, BytesOut: o.BytesOut,
+		Utterance: o.Utterance.json(), Session: o.Session.json(), Events: o.Events.json(),
 	}
 	for _, t := range o.Timings {
 		r.Timings = append(r.Timings, timingJSON{t.Name, t.Stage.String(), ms(t.Dur), t.Bytes, t.Count, t.Synced, t.Untrusted})
@@ -149,6 +154,7 @@ func (o *Observation) UnmarshalJSON(b []byte) error {
 		Waiting: r.Waiting, Inflight: r.Inflight, Limit: r.Limit,
 		Source: r.Source, ServerTotal: duration(r.ServerTotal), BatchSize: r.BatchSize, SeqLen: r.SeqLen, Tokens: r.Tokens,
 		AudioSeconds: r.AudioSeconds, BytesIn: r.BytesIn, BytesOut: r.BytesOut,
+		Utterance: r.Utterance.utterance(), Session: r.Session.session(), Events: r.Events.events(),
 	}
 	for _, t := range r.Timings {
 		stage, ok := ParseStage(t.Stage)

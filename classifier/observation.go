@@ -144,6 +144,10 @@ type Observation struct {
 
 	BytesIn  int64 // request body, from the client
 	BytesOut int64 // response body, to the client
+
+	Utterance *Utterance // this is the record of one utterance; nil: of a request
+	Session   *Session   // what was read in a WebSocket; nil: it is none
+	Events    *Events    // parts of a streamed answer; nil: it had none
 }
 
 // Total is the time from Enqueued to Done; 0 while the request lives.

@@ -411,6 +411,7 @@ type slot struct {
 	byBatch, byInflight          fits
 	hist                         histogram
 	spaced, spacedN, spacing     float64 // answers under load: one service time apart, all, and the sum of their gaps in service times
+	utterances                   utteranceSums
 }
 
 func (s *slot) begin(opened, now time.Time) {
@@ -429,6 +430,7 @@ func (s *slot) add(l *life) {
 		s.first = o.Enqueued
 	}
 	s.requests++
+	s.addUtterance(o)
 	s.outcomes[min(int(o.Outcome), len(s.outcomes)-1)]++
 	s.total += l.total
 	s.gate += l.gate
@@ -553,6 +555,7 @@ func (s *slot) merge(o *slot) {
 	s.spacedN += o.spacedN
 	s.spacing += o.spacing
 	s.hist.merge(&o.hist)
+	s.utterances.merge(&o.utterances)
 }
 
 // The histogram has eight buckets an octave from 100 us to 28 min, so that a

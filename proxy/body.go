@@ -40,6 +40,7 @@ type relay struct {
 	moved   int64                    // payload bytes so far
 	waste   int64                    // bytes of chunk lines beyond what the chunks were worth
 	ending  *atomic.Bool             // set before the bytes that end the body are written; may be nil
+	tap     *answerReader            // shown what was written; may be nil
 }
 
 // run moves the whole body. Errors of r come as they are, those of w as a
@@ -96,6 +97,9 @@ func (b *relay) write(p []byte, last bool) error {
 	}
 	b.moved += int64(len(p))
 	_, err := b.w.Write(p)
+	if b.tap != nil {
+		b.tap.read(p)
+	}
 	return written(err)
 }
 
@@ -121,6 +125,9 @@ func (b *relay) chunks() error {
 		}
 		if size == 0 {
 			return b.trailers()
+		}
+		if b.tap != nil {
+			b.tap.chunk()
 		}
 		if !b.dechunk {
 			_, _ = b.w.Write(strconv.AppendInt(b.w.AvailableBuffer(), size, 16))

@@ -33,9 +33,10 @@ type Config struct {
 	Records        int                   `yaml:"records" restart:"yes" help:"Latest requests that the live page keeps."`
 	Thresholds     classifier.Thresholds `yaml:"thresholds" help:"The constants of the verdict. One given alone changes no other."`
 
-	Timings      []tracing.Mapping `yaml:"timings" group:"Timings" help:"Names that your server uses for its stages, as in [{name: x-decode-ms, stage: preprocess, unit: ms}]: a response header or Server-Timing metric; queue, preprocess, transfer, forward, postprocess, other or total; ms, s, us or ns, or no unit for a metric in ms."`
-	ServerTiming bool              `yaml:"server_timing" help:"Tell clients, too, in Server-Timing where the time went."`
-	RequestStart bool              `yaml:"request_start" help:"Tell the server in X-Request-Start when the request came."`
+	Timings        []tracing.Mapping `yaml:"timings" group:"Timings" help:"Names that your server uses for its stages, as in [{name: x-decode-ms, stage: preprocess, unit: ms}]: a response header or Server-Timing metric; queue, preprocess, transfer, forward, postprocess, other or total; ms, s, us or ns, or no unit for a metric in ms."`
+	StreamProtocol string            `yaml:"stream_protocol" help:"What the server's WebSockets speak, where weir does not recognise it by itself: funasr-offline, funasr-2pass, funasr-realtime, sherpa-onnx-online, sherpa-onnx-offline, vosk, whisperlive, whisperlivekit, deepgram, kaldi-gstreamer, openai-realtime or vllm-realtime. Empty: recognise it."`
+	ServerTiming   bool              `yaml:"server_timing" help:"Tell clients, too, in Server-Timing where the time went."`
+	RequestStart   bool              `yaml:"request_start" help:"Tell the server in X-Request-Start when the request came."`
 
 	ConnectTimeout  Duration `yaml:"connect_timeout" group:"Connections" help:"Longest time to connect to the server."`
 	HeadTimeout     Duration `yaml:"head_timeout" help:"Longest time for the head of a request to come. 0: no limit."`

@@ -52,6 +52,9 @@ func (l *loader) check() {
 	l.checkEnvoy()
 	l.checkTLS()
 	l.oneOf("half_close", c.HalfClose, "abort", "keep")
+	if c.StreamProtocol != "" {
+		l.oneOf("stream_protocol", c.StreamProtocol, protocolNames()...)
+	}
 	l.oneOf("log_format", c.LogFormat, "text", "json")
 	l.oneOf("log_level", c.LogLevel, "debug", "info", "warn", "error")
 	between(l, "window", c.Window, seconds(1), seconds(3600))

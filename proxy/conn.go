@@ -33,6 +33,7 @@ type conn struct {
 	req       head
 	res       head
 	up        upload
+	read      answerReader
 	parsed    fasthttp.RequestHeader
 	answer    fasthttp.ResponseHeader
 	target    []byte // in origin form
@@ -157,6 +158,7 @@ func (c *conn) leave() {
 	if c.pass.Done.IsZero() {
 		c.pass.Done = time.Now()
 	}
+	c.read.finish(&c.pass.Observation)
 	c.cfg.ingest.Finish(&c.pass.Observation)
 	c.srv.Gate.Leave(&c.pass)
 	c.pass.reset()

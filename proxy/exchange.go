@@ -242,6 +242,9 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 	down := relay{body: body{chunked: c.res.chunked, length: c.res.length}, r: c.server.r, w: c.client.w}
 	down.dechunk = down.chunked && c.req.minor == '0'
 	down.trailer = c.onTrailer
+	if c.read.start(c); c.read.on || down.chunked {
+		down.tap = &c.read
+	}
 	switch {
 	case c.headOnly || status == 204 || status == 304:
 		down.body = body{}
@@ -367,51 +370,6 @@ func closeWrite(nc net.Conn) {
 	if half, ok := nc.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()
 	}
-}
-
-// tunnel carries bytes both ways after a 101, half-closes too, until both
-// sides have ended or one breaks.
-func (c *conn) tunnel() error {
-	o := &c.pass.Observation
-	if !c.req.upgrade || !c.res.switches() || c.up.running {
-		return &answerError{badHead("101 to what was not asked for")}
-	}
-	if !c.setPhase(tunnel) {
-		return ErrClientGone
-	}
-	o.Upgraded, o.Protocol = true, "websocket"
-	c.appendSwitch()
-	c.answered = true
-	c.client.expect(0, false)
-	c.server.expect(0, false)
-	upstream := relay{body: body{length: -1}, r: c.client.r, w: c.server.w}
-	downstream := relay{body: body{length: -1}, r: c.server.r, w: c.client.w}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer c.recoverUpload()
-		c.client.flow = c.server.w
-		c.pipe(&upstream, &c.server)
-		c.client.flow = nil
-	}()
-	c.pipe(&downstream, &c.client)
-	<-done
-	o.BytesIn, o.BytesOut, o.Done = upstream.moved, downstream.moved, time.Now()
-	return nil
-}
-
-// pipe moves one direction of a tunnel to its end.
-func (c *conn) pipe(r *relay, to *end) {
-	err := r.run()
-	if err == nil {
-		err = to.w.Flush()
-	}
-	if err == nil {
-		closeWrite(to.Conn)
-		return
-	}
-	_ = c.client.Conn.Close()
-	_ = c.server.Conn.Close()
 }
 
 func (c *conn) appendSwitch() {

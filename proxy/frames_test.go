@@ -14,23 +14,23 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// frames is one HTTP/2 connection, frame by frame.
-type frames struct {
+// h2frames is one HTTP/2 connection, frame by frame.
+type h2frames struct {
 	*testing.T
 	*http2.Framer
 	enc *hpack.Encoder
 	buf *bytes.Buffer
 }
 
-func newFrames(t *testing.T, w io.Writer, r io.Reader) *frames {
-	f := &frames{T: t, Framer: http2.NewFramer(w, r), buf: new(bytes.Buffer)}
+func newFrames(t *testing.T, w io.Writer, r io.Reader) *h2frames {
+	f := &h2frames{T: t, Framer: http2.NewFramer(w, r), buf: new(bytes.Buffer)}
 	f.enc = hpack.NewEncoder(f.buf)
 	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	return f
 }
 
 // serveFrames runs a server that treats each connection with do.
-func serveFrames(t *testing.T, do func(f *frames)) string {
+func serveFrames(t *testing.T, do func(f *h2frames)) string {
 	return script(t, func(_ int, c net.Conn, r *bufio.Reader) {
 		if _, err := r.Discard(len(preface)); err != nil {
 			return
@@ -46,9 +46,9 @@ func serveFrames(t *testing.T, do func(f *frames)) string {
 	})
 }
 
-// nextHeaders waits for the next request, answering what is due to frames on
+// nextHeaders waits for the next request, answering what is due to h2frames on
 // the way.
-func (f *frames) nextHeaders() (id uint32, ok bool) {
+func (f *h2frames) nextHeaders() (id uint32, ok bool) {
 	for {
 		frame, err := f.ReadFrame()
 		if err != nil {
@@ -67,7 +67,7 @@ func (f *frames) nextHeaders() (id uint32, ok bool) {
 	}
 }
 
-func (f *frames) headers(id uint32, end bool, fields ...string) {
+func (f *h2frames) headers(id uint32, end bool, fields ...string) {
 	f.buf.Reset()
 	for i := 0; i < len(fields); i += 2 {
 		_ = f.enc.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1]})
@@ -75,7 +75,7 @@ func (f *frames) headers(id uint32, end bool, fields ...string) {
 	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: f.buf.Bytes(), EndHeaders: true, EndStream: end})
 }
 
-func (f *frames) reset(id uint32, code int) { _ = f.WriteRSTStream(id, http2.ErrCode(code)) }
+func (f *h2frames) reset(id uint32, code int) { _ = f.WriteRSTStream(id, http2.ErrCode(code)) }
 
 // connCount counts the connections that a gRPC server gets.
 type connCount struct{ n *atomic.Int64 }
@@ -90,10 +90,10 @@ func (c connCount) HandleConn(_ context.Context, s stats.ConnStats) {
 }
 
 // status is that of the answer on a stream.
-func (f *frames) status(id uint32) string { return f.answer(id)[":status"] }
+func (f *h2frames) status(id uint32) string { return f.answer(id)[":status"] }
 
 // answer is the head of the answer on a stream.
-func (f *frames) answer(id uint32) map[string]string {
+func (f *h2frames) answer(id uint32) map[string]string {
 	for {
 		frame, err := f.ReadFrame()
 		if err != nil {

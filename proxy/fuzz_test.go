@@ -12,10 +12,10 @@ import (
 	"testing"
 )
 
-// A message is what the second parser reads: by RFC 9112 to the letter, with
+// A strictMessage is what the second parser reads: by RFC 9112 to the letter, with
 // no freedom that another parser might take differently. It shares no code
 // with weir's own.
-type message struct {
+type strictMessage struct {
 	start   string
 	fields  [][2]string // names in lower case
 	chunked bool
@@ -23,7 +23,7 @@ type message struct {
 }
 
 // parseStrictly reads one head that fills b; false if there is any doubt.
-func parseStrictly(b string) (m message, ok bool) {
+func parseStrictly(b string) (m strictMessage, ok bool) {
 	head, found := strings.CutSuffix(b, "\r\n\r\n")
 	if !found || strings.Contains(head, "\r\n\r\n") {
 		return m, false
@@ -48,7 +48,7 @@ func parseStrictly(b string) (m message, ok bool) {
 	return m, m.frame()
 }
 
-func (m *message) frame() bool {
+func (m *strictMessage) frame() bool {
 	lengths, codings := m.all("content-length"), m.all("transfer-encoding")
 	if len(lengths) > 1 || len(codings) > 1 || len(lengths)+len(codings) > 1 {
 		return false
@@ -69,7 +69,7 @@ func (m *message) frame() bool {
 	return true
 }
 
-func (m *message) all(name string) (values []string) {
+func (m *strictMessage) all(name string) (values []string) {
 	for _, f := range m.fields {
 		if f[0] == name {
 			values = append(values, f[1])
@@ -129,7 +129,7 @@ func FuzzRequestHead(f *testing.F) {
 	})
 }
 
-func checkRequest(t *testing.T, c *conn, m *message, method string) {
+func checkRequest(t *testing.T, c *conn, m *strictMessage, method string) {
 	t.Helper()
 	parts := strings.Split(m.start, " ")
 	if len(parts) != 3 || parts[0] != method || parts[1] == "" || parts[2] != "HTTP/1.1" || parts[1][0] != '/' && parts[1] != "*" {

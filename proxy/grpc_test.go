@@ -82,7 +82,7 @@ func within10s(t *testing.T) context.Context {
 
 const (
 	recognize = "/nvidia.riva.asr.RivaSpeechRecognition/Recognize"
-	streaming = "/nvidia.riva.asr.RivaSpeechRecognition/StreamingRecognize"
+	asStream = "/nvidia.riva.asr.RivaSpeechRecognition/StreamingRecognize"
 )
 
 var both = &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
@@ -145,7 +145,7 @@ func TestAUnaryCallPassesWithItsMetadataAndBecomesARecord(t *testing.T) {
 
 func TestStreamsOfAllKindsRunAtFullDuplex(t *testing.T) {
 	r := newRig(t, serveCalls(t, echo))
-	s := r.open(within10s(t), streaming)
+	s := r.open(within10s(t), asStream)
 	for i := range 100 { // each answer comes before the next is asked
 		text := strconv.Itoa(i)
 		if err := send(s, text); err != nil {
@@ -162,7 +162,7 @@ func TestStreamsOfAllKindsRunAtFullDuplex(t *testing.T) {
 		t.Fatalf("%v after the end of the client's messages", err)
 	}
 	o := r.record(0)
-	if !o.Upgraded || o.RPCStatus != "OK" || o.Class != "grpc "+streaming || o.BytesIn != o.BytesOut {
+	if !o.Upgraded || o.RPCStatus != "OK" || o.Class != "grpc "+asStream || o.BytesIn != o.BytesOut {
 		t.Errorf("record %+v", o)
 	}
 }
@@ -241,7 +241,7 @@ func TestACancellationReachesTheServerAndFreesThePlace(t *testing.T) {
 	}))
 	r.Gate.SetLimits(Limits{MaxConcurrency: 1}, nil)
 	ctx, cancel := context.WithCancel(within10s(t))
-	s := r.open(ctx, streaming)
+	s := r.open(ctx, asStream)
 	_ = send(s, "x")
 	<-begun
 	at := time.Now()
@@ -264,7 +264,7 @@ func TestAClientWhoseConnectionBreaksIsGone(t *testing.T) {
 		return s.Context().Err()
 	}))
 	var nc net.Conn
-	s := r.open(within10s(t), streaming, grpc.WithContextDialer(func(ctx context.Context, a string) (c net.Conn, err error) {
+	s := r.open(within10s(t), asStream, grpc.WithContextDialer(func(ctx context.Context, a string) (c net.Conn, err error) {
 		if nc != nil {
 			return nil, errors.New("once only")
 		}
@@ -280,7 +280,7 @@ func TestAClientWhoseConnectionBreaksIsGone(t *testing.T) {
 
 // brokenServer resets each stream after its answer has begun, with code.
 func brokenServer(t *testing.T, begin bool, code int) string {
-	return serveFrames(t, func(f *frames) {
+	return serveFrames(t, func(f *h2frames) {
 		for {
 			id, ok := f.nextHeaders()
 			if !ok {
@@ -364,7 +364,7 @@ func occupied(t *testing.T, queue int, timeout time.Duration) (r *rig, release f
 		return echo("", s)
 	}))
 	r.Gate.SetLimits(Limits{MaxConcurrency: 1, MaxQueueSize: queue, QueueTimeout: timeout}, nil)
-	s := r.open(t.Context(), streaming)
+	s := r.open(t.Context(), asStream)
 	_ = send(s, "first")
 	<-begun
 	return r, sync.OnceFunc(func() { _ = s.CloseSend(); close(end) })
@@ -417,7 +417,7 @@ func TestACallWhoseDeadlinePassesInTheQueueEndsThere(t *testing.T) {
 // call's deadline passes in the server, the other's in the queue behind it.
 func TestWeirEndsCallsWhoseDeadlineHasPassed(t *testing.T) {
 	ended := make(chan http2.ErrCode, 1)
-	r := newRig(t, serveFrames(t, func(f *frames) {
+	r := newRig(t, serveFrames(t, func(f *h2frames) {
 		_, _ = f.nextHeaders()
 		for {
 			frame, err := f.ReadFrame()
@@ -454,7 +454,7 @@ func TestWeirEndsCallsWhoseDeadlineHasPassed(t *testing.T) {
 
 func TestARequestThatTheServerRefusesToBeginIsSentAgain(t *testing.T) {
 	var came atomic.Int64
-	r := newRig(t, serveFrames(t, func(f *frames) {
+	r := newRig(t, serveFrames(t, func(f *h2frames) {
 		for {
 			id, ok := f.nextHeaders()
 			if !ok {
@@ -527,7 +527,7 @@ func TestShutdownLetsCallsEndAndTellsClients(t *testing.T) {
 		<-end
 		return echo("", s)
 	}))
-	s := r.open(within10s(t), streaming)
+	s := r.open(within10s(t), asStream)
 	_ = send(s, "x")
 	<-begun
 	done := make(chan error, 1)
@@ -556,8 +556,8 @@ func TestASlowReaderSlowsItsSenderAndMemoryStaysFlat(t *testing.T) {
 
 const flood = 24 << 20
 
-// pump sends much more than all windows together hold.
-func pump(s interface{ SendMsg(any) error }, sent *atomic.Int64) error {
+// pushAll sends much more than all windows together hold.
+func pushAll(s interface{ SendMsg(any) error }, sent *atomic.Int64) error {
 	b := make([]byte, 32<<10)
 	for sent.Load() < flood {
 		if err := s.SendMsg(&b); err != nil {
@@ -570,8 +570,8 @@ func pump(s interface{ SendMsg(any) error }, sent *atomic.Int64) error {
 
 func testSlowClient(t *testing.T) {
 	var sent atomic.Int64
-	r := newRig(t, serveCalls(t, func(_ string, s grpc.ServerStream) error { return pump(s, &sent) }))
-	s := r.open(within10s(t), streaming)
+	r := newRig(t, serveCalls(t, func(_ string, s grpc.ServerStream) error { return pushAll(s, &sent) }))
+	s := r.open(within10s(t), asStream)
 	standsStill(t, &sent)
 	n := 0
 	for {
@@ -590,9 +590,9 @@ func testSlowServer(t *testing.T) {
 	var sent atomic.Int64
 	stop := make(chan struct{})
 	r := newRig(t, serveCalls(t, func(string, grpc.ServerStream) error { <-stop; return nil }))
-	s := r.open(within10s(t), streaming)
+	s := r.open(within10s(t), asStream)
 	done := make(chan error, 1)
-	go func() { done <- pump(s, &sent) }()
+	go func() { done <- pushAll(s, &sent) }()
 	standsStill(t, &sent)
 	close(stop)
 	if err := <-done; err != io.EOF {
@@ -728,7 +728,7 @@ func TestLargeAndManyMessagesPassUnchanged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // the race detector has much to look at
 			defer cancel()
-			s := r.open(ctx, streaming)
+			s := r.open(ctx, asStream)
 			want := strings.Repeat("x", c.size)
 			go func() {
 				for range c.n {
@@ -762,7 +762,7 @@ func TestAServerThatIsGoneInTheMiddleOfACallIsUnavailable(t *testing.T) {
 				}
 			}))
 			r.Gate.SetLimits(Limits{MaxConcurrency: 1}, nil)
-			s := r.open(within10s(t), streaming)
+			s := r.open(within10s(t), asStream)
 			_ = send(s, "x")
 			if _, err := receive(s); status.Code(err) != codes.Unavailable {
 				t.Errorf("%v", err)
@@ -806,7 +806,7 @@ func TestNothingIsLeftOfCallsThatEndInAnyWay(t *testing.T) {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(within10s(t), time.Duration(20+i)*time.Millisecond)
 			defer cancel()
-			s, err := c.NewStream(ctx, both, streaming)
+			s, err := c.NewStream(ctx, both, asStream)
 			if err != nil {
 				return
 			}

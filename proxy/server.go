@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -32,6 +31,7 @@ type Server struct {
 	dialer           net.Dialer
 	listenTLS        *tls.Config        // nil: clients speak none
 	serverTLS        func() *tls.Config // nil: the server speaks none
+	utterances       atomic.Int64       // under way in all streams
 
 	mu         sync.Mutex
 	conns      map[*conn]struct{}
@@ -49,8 +49,9 @@ type settings struct {
 	serverTiming   bool
 	requestStart   bool
 	serverProtocol string
-	maxHeadSize    int // bytes
-	maxConns       int // 0: no limit
+	streamProtocol string // of WebSockets; "": recognise it
+	maxHeadSize    int    // bytes
+	maxConns       int    // 0: no limit
 
 	connectTimeout, headTimeout, bodyTimeout, responseTimeout, writeTimeout time.Duration
 }
@@ -95,7 +96,7 @@ func isPassing(err error) bool {
 func (s *Server) start(nc net.Conn) {
 	c := &conn{srv: s, addr: nc.RemoteAddr().String(), gone: make(chan struct{})}
 	c.client = end{Conn: s.secured(nc), writeTimeout: s.settings().writeTimeout}
-	c.client.r = bufio.NewReaderSize(&c.client, readerSize)
+	c.client.borrowReader()
 	c.cfg = s.settings()
 	c.onTrailer = func(name, value []byte) { c.cfg.ingest.Trailer(&c.pass.Observation, name, value) }
 	c.bodySent = c.up.over

@@ -160,8 +160,8 @@ func (s *Sidecar) apply(cfg Config) error {
 	s.server.cfg.Store(&settings{
 		router: router, ingest: ingest,
 		keepHalfClosed: cfg.HalfClose == "keep", serverTiming: cfg.ServerTiming, requestStart: cfg.RequestStart,
-		serverProtocol: cfg.ServerProtocol,
-		maxHeadSize:    int(cfg.MaxHeadSize), maxConns: cfg.MaxConnections,
+		serverProtocol: cfg.ServerProtocol, streamProtocol: cfg.StreamProtocol,
+		maxHeadSize: int(cfg.MaxHeadSize), maxConns: cfg.MaxConnections,
 		connectTimeout: cfg.ConnectTimeout.Duration(), headTimeout: cfg.HeadTimeout.Duration(), bodyTimeout: cfg.BodyTimeout.Duration(),
 		responseTimeout: cfg.ResponseTimeout.Duration(), writeTimeout: cfg.WriteTimeout.Duration(),
 	})

@@ -381,7 +381,8 @@ func addTiming(o *classifier.Observation, t classifier.Timing, source string) {
 // longer than the server had the request, by more than 5 % and 2 ms (rounding
 // and clocks of different pace explain that much), is untrusted; so is a
 // total, which is forgotten. The server had the request from Dequeued to the
-// head of the answer, or to its end where the timings came in a trailer. That
+// head of the answer, or to its end where the timings came in a trailer or the
+// body. That
 // stages together exceed that time is no lie: they may overlap.
 func (in *Ingest) Finish(o *classifier.Observation) {
 	if in == nil || len(o.Timings) == 0 && o.ServerTotal == 0 {
@@ -414,7 +415,7 @@ func (in *Ingest) Finish(o *classifier.Observation) {
 // that the server had the request is not known.
 func trustLimit(o *classifier.Observation) (d time.Duration, ok bool) {
 	end := o.Responded
-	if o.Source == "trailer" {
+	if o.Source == "trailer" || o.Source == "body" {
 		end = o.Done
 	}
 	if o.Dequeued.IsZero() || end.IsZero() {

@@ -48,10 +48,11 @@ type Metrics struct {
 	serverDuration, clientDuration, queueWait, stageDuration, batchSize, stream *family // histograms
 	rejected, transferIO, observations, audio, seconds, fit                     *family // counters
 
-	classes map[string]*classSeries
-	answers map[answer]answerSeries
-	words   map[attribute.KeyValue]*series // of the counters with one attribute
-	whole   struct{ batchSize, audio *series }
+	classes    map[string]*classSeries
+	answers    map[answer]answerSeries
+	words      map[attribute.KeyValue]*series // of the counters with one attribute
+	whole      struct{ batchSize, audio *series }
+	utterances utteranceMetrics
 
 	verdictsMu sync.Mutex // guards verdicts
 	verdicts   []classifier.Verdict
@@ -118,10 +119,11 @@ func (m *Metrics) begin() {
 	for _, word := range []string{"queue_full", "queue_timeout", "shutting_down"} {
 		m.word(m.rejected, "error.type", word)
 	}
-	for _, word := range []string{"none", "header", "trailer"} {
+	for _, word := range []string{"none", "header", "trailer", "body"} {
 		m.word(m.observations, "weir.timing.source", word)
 	}
 	m.whole.batchSize, m.whole.audio = m.batchSize.series(), m.audio.series()
+	m.utterances.begin()
 }
 
 // metricReader sends all metrics once a minute, or as OTEL_METRIC_EXPORT_INTERVAL says.
@@ -195,7 +197,15 @@ func (m *Metrics) newInstruments(i *instruments) {
 	m.rejected = i.counter("weir.requests.rejected", "{request}", "Requests that weir refused, by reason.")
 	m.transferIO = i.counter("weir.transfer.io", "By", "Bytes copied between host and device, as the server tells.")
 	m.observations = i.counter("weir.observations", "{request}", "Finished requests, by where their stage timings came from.")
-	m.audio = i.counter("weir.audio.duration", "s", "Audio received, as the server tells.")
+	m.utterances = utteranceMetrics{
+		final:        i.histogram("weir.utterance.final.duration", "s", "Final latency of utterances: from the end of speech to the final result.", durationBuckets),
+		firstPartial: i.histogram("weir.utterance.first_partial.duration", "s", "From the first audio of an utterance, sent at the pace of speech, to its first partial result.", durationBuckets),
+		firstEvent:   i.histogram("weir.stream.first_event.duration", "s", "From the last byte of a request to the first event of its streamed answer.", durationBuckets),
+		count:        i.counter("weir.utterances", "{utterance}", "Utterances on streams, by how they ended."),
+		unread:       i.counter("weir.stream.unread", "{stream}", "Streams that weir carried but could not read to their end, by reason."),
+		ended:        make(map[ending]*series), words: make(map[string]*series), protocols: make(map[string]protocolSeries),
+	}
+	m.audio = i.counter("weir.audio.duration", "s", "Audio received, as the server tells, or the bytes of a stream.")
 	m.seconds = i.counter("weir.seconds", "s", "Time that requests spent in each part of their life; parts add up to total.")
 	m.fit = i.counter("weir.fit", "1", "Sums for the line of forward seconds (y) on batch (x), weighted by 1/batch (w).")
 	m.rpc.serverDuration = i.histogram("rpc.server.call.duration", "s", "Unary gRPC calls, from the head read to the last byte given to the client.", durationBuckets)
@@ -434,6 +444,13 @@ func (m *Metrics) Observe(o *classifier.Observation) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.class(o)
+	if o.Utterance != nil {
+		m.utterances.observe(o)
+		c.addParts(o)
+		m.observeServer(c, o)
+		return
+	}
+	m.utterances.observeSession(o)
 	m.word(m.observations, "weir.timing.source", source(o)).add(1)
 	if o.Outcome == classifier.Rejected || o.Outcome == classifier.Expired {
 		m.word(m.rejected, "error.type", o.Error).add(1)

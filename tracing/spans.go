@@ -185,6 +185,8 @@ func traced(o *classifier.Observation) bool {
 // end; "" if it is not.
 func (s *Spans) keep(o *classifier.Observation) (reason string) {
 	switch total := o.Total(); {
+	case o.Utterance != nil: // a span without its session's says little
+		return ""
 	case o.Outcome == classifier.Rejected, o.Outcome == classifier.Expired, o.Outcome == classifier.Failed:
 		return o.Outcome.String()
 	case o.Status >= 500, rpcServerFailed(o):

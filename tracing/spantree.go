@@ -59,6 +59,9 @@ func (t *tree) plan(o *classifier.Observation, kept string) (spans int) {
 	}
 	t.start, t.end = t.at(o.Enqueued), t.at(o.Done)
 	t.admitted, t.stages, t.drawn, t.untrusted, t.scaled = 0, 0, 0, 0, false
+	if o.Utterance != nil {
+		return t.planUtterance()
+	}
 	spans = 1
 	if o.Dequeued.IsZero() {
 		t.queueEnd = t.end
@@ -162,12 +165,18 @@ func transferDirection(name string) string {
 // append encodes the planned spans, parents first, and forgets the record.
 func (t *tree) append(b []byte) []byte {
 	defer t.forget()
-	b = t.appendServer(b)
+	if t.o.Utterance != nil {
+		b = t.appendUtterance(b)
+	} else {
+		b = t.appendServer(b)
+	}
 	if t.queueEnd > t.start {
 		b = t.appendQueue(b)
 	}
 	if t.admitted > 0 {
-		b = t.appendClient(b)
+		if t.o.Utterance == nil {
+			b = t.appendClient(b)
+		}
 		for i := range t.stages {
 			if t.slots[i].drawn() {
 				b = t.appendStage(b, i)
@@ -192,7 +201,11 @@ const (
 // id is one of the request's span ids: a step of SplitMix64, so that the ids of
 // one request differ and those of any two are as unlike as random ones.
 func (t *tree) id(n uint64) (id [8]byte) {
-	x := binary.BigEndian.Uint64(t.o.SpanID[:]) + n*0x9e3779b97f4a7c15
+	return deriveID(binary.BigEndian.Uint64(t.o.SpanID[:]), n)
+}
+
+func deriveID(seed, n uint64) (id [8]byte) {
+	x := seed + n*0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	binary.BigEndian.PutUint64(id[:], max(1, x^x>>31)) // 0 is no id
@@ -233,6 +246,7 @@ func (t *tree) appendServer(b []byte) []byte {
 	if o.AudioSeconds > 0 {
 		b = appendDouble(b, "weir.audio.duration", o.AudioSeconds)
 	}
+	b = appendSession(b, o.Session)
 	if t.kept != "" {
 		b = appendTrue(b, "weir.keep")
 		b = appendString(b, "weir.keep.reason", t.kept)
@@ -269,6 +283,7 @@ func (t *tree) appendClient(b []byte) []byte {
 		b = t.appendHTTPClient(b)
 	}
 	b = appendString(b, "weir.timing.source", source(t.o))
+	b = appendEvents(b, t.o.Events)
 	if t.untrusted > 0 {
 		b = appendInt(b, "weir.stages.untrusted", int64(t.untrusted))
 	}

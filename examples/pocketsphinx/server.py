@@ -3,6 +3,7 @@
 
     POST /asr                        WAV or raw PCM body             {"text": ...}
     POST /v1/audio/transcriptions    multipart, field "file"         {"text": ...}, or text with response_format=text
+    GET  /ws                         WebSocket, as Vosk's server      {"partial": ...} for each frame, {"text": ...} at the end
     GET  /health                                                     {"status": "ok", ...}
 
 Each answer tells by Server-Timing where its time went: preprocess, queue (waiting for a free decoder), forward and
@@ -11,6 +12,7 @@ of its own: --workers of them.
 """
 
 import argparse
+import contextlib
 import email.parser
 import email.policy
 import http
@@ -25,6 +27,7 @@ import threading
 import wave
 
 import stages
+import ws
 
 RATE = 16000  # Hz, what the acoustic model was trained on
 FRAME = 160  # samples in one 10 ms frame of features
@@ -78,7 +81,10 @@ def wav_samples(body):
 
 
 def decode_forever(pipe):
-    """The life of a worker process: samples in, text out, until the pipe closes."""
+    """The life of a worker process: samples in, text out, until the pipe closes.
+
+    What comes is (kind, samples): "whole" is an utterance, "part" goes on with one, and "end" ends it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     import pocketsphinx
 
@@ -89,14 +95,22 @@ def decode_forever(pipe):
     config.set_string("-logfn", "/dev/null")
     decoder = pocketsphinx.Decoder(config)
     pipe.send("ready")
+    speaking = False
     while True:
         try:
-            pcm = pipe.recv_bytes()
+            kind, pcm = pipe.recv()
         except EOFError:
             return
-        decoder.start_utt()
-        decoder.process_raw(pcm, False, True)  # the whole utterance at once: the result depends on nothing before it
-        decoder.end_utt()
+        if speaking and kind == "whole":
+            decoder.end_utt()  # of a stream that broke off
+            speaking = False
+        if not speaking:
+            decoder.start_utt()
+        if pcm:
+            decoder.process_raw(pcm, False, kind == "whole")  # at once: the result depends on nothing before it
+        speaking = kind == "part"
+        if not speaking:
+            decoder.end_utt()
         best = decoder.hyp()
         pipe.send(best.hypstr if best else "")
 
@@ -116,9 +130,9 @@ class Worker:
         self.answer()
         return self
 
-    def decode(self, pcm):
+    def decode(self, pcm, kind="whole"):
         try:
-            self.pipe.send_bytes(pcm)
+            self.pipe.send((kind, pcm))
         except OSError as err:
             raise DecoderDied("a decoder died; send the request again") from err
         return self.answer()
@@ -140,11 +154,16 @@ class Pool:
             self.free.put(worker.ready())
 
     def decode(self, pcm):
+        with self.lend() as worker:
+            with stages.stage("forward", batch=1, seq=len(pcm) // 2 // FRAME, audio=len(pcm) / 2 / RATE):
+                return worker.decode(pcm)
+
+    @contextlib.contextmanager
+    def lend(self):
         with stages.stage("queue"):
             worker = self.free.get()
         try:
-            with stages.stage("forward", batch=1, seq=len(pcm) // 2 // FRAME, audio=len(pcm) / 2 / RATE):
-                return worker.decode(pcm)
+            yield worker
         except DecoderDied:
             worker = Worker().ready()
             raise
@@ -161,7 +180,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     timeout = 120  # seconds that a connection may stand still
 
     def do_GET(self):
-        if self.path.partition("?")[0] == "/health":
+        if self.path.partition("?")[0] == "/ws" and self.headers.get("Upgrade", "").lower() == "websocket":
+            self.stream()
+        elif self.path.partition("?")[0] == "/health":
             self.answer(200, *encode({"status": "ok", "workers": self.server.pool.size, "free": self.server.pool.free.qsize()}))
         else:
             self.send_error(404, f"nothing at {self.path}; POST to /asr or /v1/audio/transcriptions")
@@ -192,6 +213,31 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with stages.stage("postprocess"):
             answer = encode(text + "\n" if wanted == "text" else {"text": text})
         self.answer(200, *answer, stages.header())
+
+    def stream(self):
+        """Speaks as Vosk's server does: one reply for each frame of audio and for eof and reset, none for a config."""
+        key = self.headers.get("Sec-WebSocket-Key")
+        if not key:
+            self.send_error(400, "Sec-WebSocket-Key is missing; connect with a WebSocket client")
+            return
+        self.close_connection = True
+        self.send_response(101)
+        for name, value in (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", ws.accept(key))):
+            self.send_header(name, value)
+        self.end_headers()
+        socket = ws.WebSocket(self.rfile, self.wfile)
+        try:
+            stages.start()
+            with self.server.pool.lend() as worker:
+                stream = Stream(socket, worker)
+                try:
+                    stream.run()
+                finally:
+                    stream.abandon()
+        except ws.Closed as end:
+            socket.close(end.code)
+        except DecoderDied:
+            socket.close(1011)
 
     def fields(self, path, body):
         """The form's fields; a body that is no form is the file itself."""
@@ -280,6 +326,46 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_request(self, code="-", size="-"):
         pass  # one line for each request tells less than Server-Timing does
+
+
+class Stream:
+    """One speaker at one decoder, which is the speaker's until the stream ends."""
+
+    def __init__(self, socket, worker):
+        self.socket, self.worker, self.heard = socket, worker, 0
+
+    def run(self):
+        last = False
+        while not last:
+            message = self.socket.receive()
+            if isinstance(message, bytes):
+                if len(message) % 2:
+                    raise ws.Closed(1003)
+                self.heard += len(message)
+                self.socket.send(json.dumps({"partial": self.worker.decode(message, "part")}))
+                continue
+            try:
+                ask = json.loads(message)
+            except ValueError as err:
+                raise ws.Closed(1003) from err
+            if not isinstance(ask, dict) or ask.get("config", {}).get("sample_rate", RATE) != RATE:
+                raise ws.Closed(1003)
+            if "eof" in ask or "reset" in ask:
+                last = "eof" in ask
+                self.end()
+        raise ws.Closed
+
+    def abandon(self):
+        """Leaves the decoder as the next needs it: with no utterance open."""
+        if self.heard:
+            self.worker.decode(b"", "end")
+
+    def end(self):
+        stages.start()
+        with stages.stage("forward", batch=1, audio=self.heard / 2 / RATE):
+            text = self.worker.decode(b"", "end")
+        self.heard = 0
+        self.socket.send(json.dumps({"text": text, "server_timing": stages.header()}))
 
 
 def encode(value):

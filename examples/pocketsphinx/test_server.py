@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -33,6 +34,45 @@ def wav(rate=16000, channels=1, samples=b"\0\0" * 1600):
     fmt = struct.pack("<HHIIHH", 1, channels, rate, rate * channels * 2, channels * 2, 16)
     chunks = b"WAVEfmt " + struct.pack("<I", len(fmt)) + fmt + b"data" + struct.pack("<I", len(samples)) + samples
     return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+
+
+class Speaker:
+    """A WebSocket client of the test's own."""
+
+    def __init__(self, port, path="/ws"):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self.file = self.socket.makefile("rb")
+        self.socket.sendall(f"GET {path} HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode())
+        self.head = b"".join(iter(self.file.readline, b"\r\n")).decode()
+
+    def send(self, payload, first=None):
+        text = isinstance(payload, str)
+        payload = payload.encode() if text else payload
+        first = first or 0x80 | (1 if text else 2)
+        size = len(payload)
+        head = bytes([first, 0x80 | size]) if size < 126 else bytes([first, 0xFE]) + struct.pack(">H", size)
+        mask = b"\x01\x02\x03\x04"
+        self.socket.sendall(head + mask + bytes(c ^ mask[i % 4] for i, c in enumerate(payload)))
+
+    def receive(self):
+        first, size = self.file.read(2)
+        if size > 125:
+            size = int.from_bytes(self.file.read(2 if size == 126 else 8), "big")
+        payload = self.file.read(size)
+        return json.loads(payload) if first == 0x81 else (first & 0x0F, payload)
+
+    def say(self, samples, size=3200):
+        """Sends frames of 100 ms, and returns the last partial result."""
+        partial = ""
+        for i in range(0, len(samples), size):
+            self.send(samples[i : i + size])
+            partial = self.receive()["partial"]
+        return partial
+
+    def close(self):
+        self.file.close()
+        self.socket.close()
 
 
 class Recogniser(unittest.TestCase):
@@ -156,6 +196,60 @@ class Recogniser(unittest.TestCase):
         answer = self.connection.getresponse()
         self.assertEqual(answer.status, 501)
         json.loads(answer.read())
+
+    def speaker(self, **wanted):
+        speaker = Speaker(self.port, **wanted)
+        self.addCleanup(speaker.close)
+        return speaker
+
+    def test_a_stream_gets_a_partial_for_each_frame_and_its_text_at_the_end(self):
+        speaker = self.speaker()
+        self.assertIn("101 Switching Protocols", speaker.head)
+        self.assertIn("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", speaker.head)  # RFC 6455's own example
+        speaker.send('{"config": {"sample_rate": 16000}}')
+        self.assertIn("go forward", speaker.say(speech("goforward.raw")))
+        speaker.send('{"reset" : 1}')
+        self.assertEqual(speaker.receive()["text"], "go forward ten meters")
+        speaker.say(speech("something.raw"))
+        speaker.send('{"eof" : 1}')
+        final = speaker.receive()
+        self.assertIn("do something", final["text"])
+        self.assertRegex(final["server_timing"], r"forward;dur=[0-9.]+;batch=1;audio=[0-9.]+, total;dur=")
+        self.assertEqual(speaker.receive(), (8, b"\x03\xe8"))
+
+    def test_pieces_and_pings_are_as_good_as_whole_messages(self):
+        speaker = self.speaker()
+        speaker.send(b"\0" * 1000, first=0x02)
+        speaker.send(b"are you there", first=0x89)
+        self.assertEqual(speaker.receive(), (10, b"are you there"))
+        speaker.send(b"\0" * 1000, first=0x80)
+        self.assertEqual(speaker.receive(), {"partial": ""})
+        speaker.send(b"\x03\xe8", first=0x88)
+        self.assertEqual(speaker.receive(), (8, b"\x03\xe8"))
+
+    def test_a_stream_that_makes_no_sense_is_closed_with_a_code(self):
+        for payload, code in (("no JSON", 1003), (b"odd", 1003), ('{"config": {"sample_rate": 8000}}', 1003)):
+            speaker = self.speaker()
+            speaker.send(payload)
+            self.assertEqual(speaker.receive(), (8, struct.pack(">H", code)))
+        status, body, _ = self.get("/ws", Connection="Upgrade", Upgrade="websocket")
+        self.refused(status, body, "Sec-WebSocket-Key")
+
+    def get(self, path, **headers):
+        self.connection.request("GET", path, None, headers)
+        answer = self.connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+
+    def test_who_leaves_in_the_middle_gives_the_decoder_back_unspoilt(self):
+        speaker = self.speaker()
+        speaker.say(speech("something.raw")[:32000])
+        speaker.close()
+        speaker = self.speaker()
+        speaker.say(speech("goforward.raw"))
+        speaker.send('{"eof" : 1}')
+        self.assertIn("go forward ten meters", speaker.receive()["text"])
+        status, body, _ = self.post("/asr", speech("goforward.raw"))
+        self.assertEqual(json.loads(body)["text"], "go forward ten meters")
 
     def test_health_answers_while_the_decoder_works(self):
         busy = threading.Thread(target=self.post, args=("/asr", speech("librivox/sense_and_sensibility_01_austen_64kb-0930.wav")))
