@@ -53,6 +53,8 @@ type conn struct {
 
 	mu         sync.Mutex
 	phase      phase
+	spoken     bool      // a request has come
+	hurried    bool      // the first one has a moment left to come
 	left       bool      // gone is closed
 	pinned     net.Conn  // the server's connection
 	serverLeft bool      // and whether the server closed it
@@ -156,11 +158,19 @@ func (c *conn) leave() {
 
 // awaitRequest waits for the first byte of a request.
 func (c *conn) awaitRequest() error {
-	if !c.setPhase(idle) || c.srv.draining() && c.client.r.Buffered() == 0 {
+	if !c.setPhase(idle) {
 		return net.ErrClosed
 	}
-	runtime.Gosched() // as in download: let the next request come
+	if c.srv.draining() && c.client.r.Buffered() == 0 {
+		c.wake()
+	} else {
+		runtime.Gosched() // as in download: let the next request come
+	}
 	b, err := c.client.r.Peek(1)
+	if err != nil && c.client.stopped.Load() && arrived(c.client.Conn) { // a request met weir's end half-way
+		c.client.resume()
+		b, err = c.client.r.Peek(1)
+	}
 	if err == nil && b[0] == '\r' { // one empty line in front of a request is harmless (RFC 9112, section 2.2)
 		if b, err = c.client.r.Peek(2); err == nil && b[1] == '\n' {
 			_, _ = c.client.r.Discard(2)
@@ -439,6 +449,8 @@ func (c *conn) setPhase(p phase) bool {
 	c.phase = p
 	if p != busy {
 		c.abort = nil
+	} else {
+		c.spoken = true
 	}
 	return true
 }

@@ -205,8 +205,8 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	sinkCtx, stopSink := context.WithCancel(context.Background())
 	var sink sync.WaitGroup
 	sink.Go(func() { s.sink.Run(sinkCtx, s.watch.take, s.watch.tick) })
-	failed := make(chan error, 2)
-	go func() { failed <- s.server.Serve(s.listener) }()
+	failed, served := make(chan error, 2), make(chan struct{})
+	go func() { failed <- s.server.Serve(s.listener); close(served) }()
 	go func() { failed <- admin.Serve(&cappedListener{Listener: s.adminListener, limit: maxAdmin}) }()
 
 	var err error
@@ -215,6 +215,8 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	s.notReady.Store(true)
+	s.server.EndAccepting(s.listener)
+	<-served
 	_ = s.listener.Close()
 	drain, cancel := context.WithTimeout(context.Background(), s.drainTimeout())
 	defer cancel()
