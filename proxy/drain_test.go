@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"weir/classifier"
 )
 
 // A request that has reached weir's socket is served, also if weir ends in
@@ -148,5 +151,41 @@ func TestReloadsUnderLoadLoseNoRequest(t *testing.T) {
 	clients.Wait()
 	if g := s.server.Gate.State(); g.Inflight != 0 || g.Waiting != 0 {
 		t.Errorf("gate %+v", g)
+	}
+}
+
+// What has not ended when the time is up is cut, wherever it is: in the
+// server, in the queue, in a tunnel.
+func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
+	came := make(chan string, 3)
+	r := newRig(t, script(t, func(_ int, c net.Conn, br *bufio.Reader) {
+		head, _ := readHeadRaw(br)
+		came <- head
+		if strings.Contains(head, "Upgrade: ") {
+			fmt.Fprint(c, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+		}
+		_, _ = io.Copy(io.Discard, br)
+	}))
+	limited(2, 5, 0)(r)
+	tunnel, busy, queued := r.dial(), r.dial(), r.dial()
+	tunnel.send("GET /ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	tunnel.head()
+	busy.send(post)
+	<-came
+	<-came
+	queued.send(post)
+	r.waiting(1)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := r.Shutdown(ctx); err == nil || !strings.Contains(err.Error(), "3 connections") {
+		t.Errorf("the end of the three is %v", err)
+	}
+	for n := range 3 {
+		if o := r.record(n); !o.Upgraded && o.Outcome != classifier.Canceled {
+			t.Errorf("recorded as %v, %q", o.Outcome, o.Error)
+		}
+	}
+	if s := r.Gate.State(); s.Inflight != 0 || s.Waiting != 0 {
+		t.Errorf("gate %+v", s)
 	}
 }
