@@ -187,7 +187,7 @@ func (c *conn) awaitRequest() error {
 func (c *conn) readRequest() (method []byte, err error) {
 	c.client.expect(c.cfg.headTimeout, true)
 	c.headOnly = false
-	b, err := peekHead(&c.client.r, c.cfg.maxHeadSize)
+	b, err := peekHead(&c.client.r, &c.client, c.cfg.maxHeadSize)
 	if err != nil {
 		return nil, err
 	}

@@ -131,6 +131,9 @@ func (e *end) expect(timeout time.Duration, once bool) {
 }
 
 func isTimeout(err error) bool {
+	if err == nil { // as most often: n would cost an allocation
+		return false
+	}
 	var n net.Error
 	return errors.As(err, &n) && n.Timeout()
 }
