@@ -55,6 +55,8 @@ type conn struct {
 
 	mu         sync.Mutex
 	phase      phase
+	spoken     bool      // a request has come
+	hurried    bool      // the first one has a moment left to come
 	left       bool      // gone is closed
 	pinned     net.Conn  // the server's connection
 	serverLeft bool      // and whether the server closed it
@@ -166,11 +168,19 @@ func (c *conn) leave() {
 
 // awaitRequest waits for the first byte of a request.
 func (c *conn) awaitRequest() error {
-	if !c.setPhase(idle) || c.srv.draining() && c.client.r.Buffered() == 0 {
+	if !c.setPhase(idle) {
 		return net.ErrClosed
 	}
-	runtime.Gosched() // as in download: let the next request come
+	if c.srv.draining() && c.client.r.Buffered() == 0 {
+		c.wake()
+	} else {
+		runtime.Gosched() // as in download: let the next request come
+	}
 	b, err := c.client.r.Peek(1)
+	if err != nil && c.client.stopped.Load() && arrived(c.client.Conn) { // a request met weir's end half-way
+		c.client.resume()
+		b, err = c.client.r.Peek(1)
+	}
 	if err == nil && b[0] == '\r' { // one empty line in front of a request is harmless (RFC 9112, section 2.2)
 		if b, err = c.client.r.Peek(2); err == nil && b[1] == '\n' {
 			_, _ = c.client.r.Discard(2)
@@ -187,7 +197,7 @@ func (c *conn) awaitRequest() error {
 func (c *conn) readRequest() (method []byte, err error) {
 	c.client.expect(c.cfg.headTimeout, true)
 	c.headOnly = false
-	b, err := peekHead(&c.client.r, c.cfg.maxHeadSize)
+	b, err := peekHead(&c.client.r, &c.client, c.cfg.maxHeadSize)
 	if err != nil {
 		return nil, err
 	}
@@ -455,6 +465,8 @@ func (c *conn) setPhase(p phase) bool {
 	c.phase = p
 	if p != busy {
 		c.abort = nil
+	} else {
+		c.spoken = true
 	}
 	return true
 }

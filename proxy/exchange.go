@@ -201,7 +201,7 @@ func (c *conn) download() (keep bool, err error) {
 }
 
 func (c *conn) readAnswer() (status int, err error) {
-	b, err := peekHead(&c.server.r, c.cfg.maxHeadSize)
+	b, err := peekHead(&c.server.r, &c.server, c.cfg.maxHeadSize)
 	if err == nil {
 		err = c.res.parse(b)
 	}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"net"
 	"os"
 	"sync"
 	"syscall"
@@ -119,4 +120,53 @@ func quiet(raw syscall.RawConn) bool {
 		return true
 	})
 	return ok && err == nil
+}
+
+// arrived tells whether bytes of the peer's wait to be read. Deadlines do not
+// matter to it.
+func arrived(conn any) bool {
+	sc, ok := conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	n := 0
+	err = raw.Control(func(fd uintptr) {
+		var b [1]byte
+		n, _, _ = syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+	})
+	return err == nil && n > 0
+}
+
+// takeBacklog accepts what waits in the listener's backlog and nothing else.
+func takeBacklog(l net.Listener, take func(net.Conn)) {
+	sc, ok := l.(syscall.Conn)
+	if !ok {
+		return
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return
+	}
+	var fds []int
+	_ = raw.Control(func(fd uintptr) {
+		for {
+			one, _, err := syscall.Accept4(int(fd), syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
+			if err != nil {
+				return
+			}
+			fds = append(fds, one)
+		}
+	})
+	_ = l.Close()
+	for _, fd := range fds {
+		f := os.NewFile(uintptr(fd), "connection")
+		if c, err := net.FileConn(f); err == nil {
+			take(c)
+		}
+		_ = f.Close()
+	}
 }

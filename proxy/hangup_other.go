@@ -2,7 +2,10 @@
 
 package proxy
 
-import "syscall"
+import (
+	"net"
+	"syscall"
+)
 
 // hangups needs epoll. Elsewhere a peer that left is noticed at the next read
 // or write of its connection.
@@ -16,3 +19,7 @@ func (h *hangups) run()                                             { <-h.done }
 func (h *hangups) close()                                           { close(h.done) }
 
 func quiet(syscall.RawConn) bool { return true }
+
+func arrived(any) bool { return false }
+
+func takeBacklog(net.Listener, func(net.Conn)) {}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 
 	"github.com/valyala/fasthttp"
@@ -138,8 +139,8 @@ func badHead(format string, args ...any) error { return &headError{fmt.Sprintf(f
 
 // peekHead waits for a whole head and returns it without consuming it. A bare
 // LF is refused the moment it comes: two parsers would disagree on it. The
-// reader grows up to limit bytes if the head needs it.
-func peekHead(r **bufio.Reader, limit int) ([]byte, error) {
+// reader, which reads from src, grows up to limit bytes if the head needs it.
+func peekHead(r **bufio.Reader, src io.Reader, limit int) ([]byte, error) {
 	start, seen := 0, 0 // of the current line; looked at so far
 	for {
 		b, _ := (*r).Peek((*r).Buffered())
@@ -165,12 +166,19 @@ func peekHead(r **bufio.Reader, limit int) ([]byte, error) {
 			return nil, errHeadTooLarge
 		}
 		if len(b) == (*r).Size() {
-			*r = bufio.NewReaderSize(*r, limit)
+			*r = grown(b, src, limit)
 		}
 		if _, err := (*r).Peek(len(b) + 1); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// grown is a larger reader of src, with what a smaller one holds. It must not
+// read through that one, which might keep bytes that [bufio.Reader.Buffered]
+// does not tell of.
+func grown(held []byte, src io.Reader, size int) *bufio.Reader {
+	return bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(held)), src), size)
 }
 
 // consumed passes over the one error of fasthttp's that is none here: trailer

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Only one Upgrade to websocket is a tunnel: whoever hides another protocol
@@ -204,4 +205,32 @@ func TestAFloodOfInterimAnswersPasses(t *testing.T) {
 		c.expect("HTTP/1.1 102 Processing\r\n\r\n")
 	}
 	c.expect(plainOK)
+}
+
+// A reader that grew for a large head must hand over every byte that it read
+// ahead: requests behind that head are requests too, also where one of them
+// begins just behind the full reader.
+func TestRequestsBehindALargeHeadAreServed(t *testing.T) {
+	const behind, limit = 400, 64 << 10
+	r := newRig(t, serveHTTP(t, func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Content-Length", "4")
+		fmt.Fprint(w, req.URL.Path)
+	}), func(s *settings) { s.maxHeadSize = limit })
+	request := func(n int) string { return fmt.Sprintf("GET /%03d HTTP/1.1\r\nHost: h\r\n\r\n", n) }
+	all := "GET /big HTTP/1.1\r\nHost: h\r\nX: "
+	all += strings.Repeat("a", limit-50*len(request(0))-len(all)-4) + "\r\n\r\n"
+	first := len(all) - 5<<10
+	for n := range behind {
+		all += request(n)
+	}
+	c := r.dial()
+	c.send("%s", all[:first])
+	time.Sleep(20 * time.Millisecond) // so that weir asks for more when its reader is nearly full
+	c.send("%s", all[first:])
+	c.head()
+	c.expect("/big")
+	for n := range behind {
+		c.head()
+		c.expect(fmt.Sprintf("/%03d", n))
+	}
 }

@@ -69,7 +69,12 @@ func (s *Server) Serve(l net.Listener) error {
 			s.start(nc)
 			continue
 		}
-		if s.draining() || errors.Is(err, net.ErrClosed) {
+		if s.draining() {
+			takeBacklog(l, s.start)
+			_ = l.Close()
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
 		if !isPassing(err) {
@@ -190,12 +195,40 @@ func (s *Server) each(do func(*conn)) int {
 	return len(s.conns)
 }
 
-// wake ends the wait for a next request.
+// firstWords is how long a new connection may wait for its first request once
+// weir is about to end: its client may not know yet.
+const firstWords = 100 * time.Millisecond
+
+// wake ends the wait for a next request; a first one gets a moment.
 func (c *conn) wake() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.phase != idle || c.hurried:
+	case c.spoken:
+		c.client.stop()
+	default:
+		c.hurried = true
+		time.AfterFunc(firstWords, c.hush)
+	}
+}
+
+// hush ends the wait for a first request.
+func (c *conn) hush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.phase == idle {
 		c.client.stop()
+	}
+}
+
+// EndAccepting ends Serve, once it has taken the connections that clients have
+// made already: to close the port would reset them. Their requests are served
+// as Shutdown serves those in flight.
+func (s *Server) EndAccepting(l net.Listener) {
+	s.shutdown.Store(true)
+	if d, ok := l.(interface{ SetDeadline(time.Time) error }); !ok || d.SetDeadline(time.Unix(1, 0)) != nil {
+		_ = l.Close()
 	}
 }
 

@@ -226,9 +226,9 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	sinkCtx, stopSink := context.WithCancel(context.Background())
 	var sink sync.WaitGroup
 	sink.Go(func() { s.sink.Run(sinkCtx, s.watch.take, s.watch.tick) })
-	failed := make(chan error, 2+len(s.services))
+	failed, served := make(chan error, 2+len(s.services)), make(chan struct{})
 	if s.listener != nil {
-		go func() { failed <- s.server.Serve(s.listener) }()
+		go func() { failed <- s.server.Serve(s.listener); close(served) }()
 	}
 	for _, one := range s.services {
 		go func() { failed <- one.Serve() }()
@@ -242,6 +242,8 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	}
 	s.notReady.Store(true)
 	if s.listener != nil {
+		s.server.EndAccepting(s.listener)
+		<-served
 		_ = s.listener.Close()
 	}
 	drain, cancel := context.WithTimeout(context.Background(), s.drainTimeout())

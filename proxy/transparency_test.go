@@ -338,7 +338,7 @@ func TestARecordStaysAsItWas(t *testing.T) {
 // However large the bodies and however slow who reads them, weir holds a few
 // buffers and no more.
 func TestMemoryDoesNotGrowWithTheBody(t *testing.T) {
-	const size, clients = 64 << 20, 8
+	const size, clients = 16 << 20, 4
 	r := newRig(t, serveHTTP(t, func(w http.ResponseWriter, req *http.Request) {
 		n, _ := io.Copy(io.Discard, req.Body)
 		w.Header().Set("Content-Length", fmt.Sprint(n))

@@ -172,7 +172,9 @@ func (m *member) set(name, value []byte) {
 	case "tokens":
 		m.count(seenTokens, &m.tokens, value)
 	case "audio":
-		m.count(seenAudio, &m.seconds, value)
+		if m.count(seenAudio, &m.seconds, value); m.seconds > maxDuration.Seconds() {
+			m.seconds = 0
+		}
 	case "sync":
 		if m.first(seenSync) {
 			m.synced = len(value) == 1 && value[0] == '1'

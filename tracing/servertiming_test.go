@@ -632,3 +632,20 @@ func BenchmarkAppendServerTiming(b *testing.B) {
 		buf = AppendServerTiming(buf[:0], o)
 	}
 }
+
+// An audio file of a hundred million years would drown all others in the sums.
+func TestAudioBeyondBeliefIsNotCounted(t *testing.T) {
+	in, err := NewIngest(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var o classifier.Observation
+	in.Header(&o, []byte("Server-Timing"), []byte("forward;dur=1;audio=9007199254740992"))
+	if o.AudioSeconds != 0 {
+		t.Errorf("%v s of audio", o.AudioSeconds)
+	}
+	in.Header(&o, []byte("Server-Timing"), []byte("forward;dur=1;audio=3600"))
+	if o.AudioSeconds != 3600 {
+		t.Errorf("%v s of audio, not an hour", o.AudioSeconds)
+	}
+}
