@@ -57,6 +57,13 @@ func TestVerdictTopAndClassifyAskARunningWeir(t *testing.T) {
 	if code != 0 || !json.Valid([]byte(out)) {
 		t.Errorf("verdict --json: %d\n%s", code, out)
 	}
+	code, out, errs = command(t, "verdict", "--window", "5m", w.admin)
+	if code != 0 || !strings.Contains(out, "60 requests") {
+		t.Errorf("verdict over five minutes: %d %s\n%s", code, errs, out)
+	}
+	if code, _, errs = command(t, "verdict", "--window", "7m", w.admin); code != 1 || !strings.Contains(errs, "use 1m, 5m or 30m") {
+		t.Errorf("verdict over seven minutes: %d %s", code, errs)
+	}
 	code, out, errs = command(t, "top", "--count", "2", "--interval", "100ms", w.admin)
 	if code != 0 || strings.Count(out, "POST_/asr ") != 2 || strings.Contains(out, "\x1b") {
 		t.Errorf("top where there is no terminal: %d %s\n%s", code, errs, out)

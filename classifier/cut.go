@@ -8,7 +8,7 @@ import (
 // report reads n merged windows. What class memory adds comes later.
 func (s *slot) report(c *class, n int) Report {
 	r := Report{
-		Class: c.name, Start: s.start, End: s.end, Windows: n,
+		Class: c.name, ServerKind: c.kind, Start: s.start, End: s.end, Windows: n,
 		Requests: s.requests, OK: s.outcomes[OK], Rejected: s.outcomes[Rejected], Expired: s.outcomes[Expired],
 		Canceled: s.outcomes[Canceled], Failed: s.outcomes[Failed],
 		Refused: s.refused, Timed: s.timed, QueueTold: s.queueTold, Suspect: s.suspect, Batched: s.batched,

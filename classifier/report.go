@@ -64,7 +64,8 @@ type Line struct {
 type Report struct {
 	Class      string
 	Start, End time.Time
-	Windows    int // windows merged: 1 where the last one had enough requests, else up to 6
+	ServerKind string // "triton", ...: whose settings the advice names; "": not known
+	Windows    int    // windows merged: 1 where the last one had enough requests, else up to 6
 
 	Requests   int // ended in the window, Upgraded ones apart
 	OK         int // answered, whatever the status

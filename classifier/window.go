@@ -43,6 +43,7 @@ const otherClass = "(other)"
 type Window struct {
 	Length     time.Duration // the owner's interval between cuts; 0: 10 s
 	MaxClasses int           // 0: 64
+	ServerKind string        // see [ServerKinds]; "": recognised by the route, where it can be
 
 	classes    map[string]*class
 	overflowed uint64
@@ -54,6 +55,7 @@ type Window struct {
 // class is the state of one traffic class.
 type class struct {
 	name   string
+	kind   string    // of the server
 	done   time.Time // of the latest answer
 	cur    *slot
 	closed [keptWindows]*slot // newest first
@@ -127,7 +129,10 @@ func (w *Window) newClass(o *Observation) *class {
 	}
 	c := w.classes[name]
 	if c == nil {
-		c = &class{name: name, cur: new(slot)}
+		c = &class{name: name, kind: w.ServerKind, cur: new(slot)}
+		if c.kind == "" && name != otherClass {
+			c.kind = KindOfRoute(o.Route)
+		}
 		c.subs.step = int64(w.length() / subsOfWindow)
 		w.classes[name] = c
 	}

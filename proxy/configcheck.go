@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"weir/classifier"
 	"weir/tracing"
 )
 
@@ -50,6 +51,7 @@ func (l *loader) check() {
 	l.checkTimings()
 	l.checkThresholds()
 	l.oneOf("half_close", c.HalfClose, "abort", "keep")
+	l.oneOf("server_kind", c.ServerKind, append([]string{"auto"}, classifier.ServerKinds()...)...)
 	l.oneOf("log_format", c.LogFormat, "text", "json")
 	l.oneOf("log_level", c.LogLevel, "debug", "info", "warn", "error")
 	between(l, "window", c.Window, seconds(1), seconds(3600))

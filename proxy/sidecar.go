@@ -69,7 +69,7 @@ func NewSidecar(ctx context.Context, cfg Config, o SidecarOptions) (_ *Sidecar, 
 		return nil, err
 	}
 	s.watch = &watch{
-		window: classifier.Window{Length: cfg.Window.Duration()}, latches: make(map[string]*latch), past: make(map[string]*past),
+		window: classifier.Window{Length: cfg.Window.Duration(), ServerKind: serverKind(cfg.ServerKind)}, latches: make(map[string]*latch), past: make(map[string]*past),
 		spans: s.spans, metrics: s.metrics, logs: s.logs, logger: s.logger, length: cfg.Window.Duration(),
 		recent: newRing[classifier.Observation](cfg.Records),
 	}

@@ -32,6 +32,7 @@ type watch struct {
 	verdicts   []classifier.Verdict // one a class, the busiest first
 	recent     ring[classifier.Observation]
 	past       map[string]*past
+	long       map[time.Duration][]classifier.Verdict // by span
 }
 
 // A latch remembers the cause that it showed before.
@@ -133,6 +134,7 @@ func (w *watch) judge(reports []classifier.Report, now time.Time) {
 			delete(w.latches, class)
 		}
 	}
+	w.judgeLong(thresholds)
 	sortByTime(verdicts)
 	w.metrics.Verdicts(verdicts)
 	w.mu.Lock()
