@@ -118,6 +118,10 @@ type Report struct {
 
 	Copies        float64       // copies of one request; 0: not told
 	CopyBytes     float64       // bytes moved by one request; 0: not told
+	CopyLatency   time.Duration // of one copy, whatever its size, by regression of time on copies and bytes; only if CopyFit
+	CopyRate      float64       // bytes per second beside that
+	CopySmall     float64       // share of the copies' time that is their latency
+	CopyFit       bool          // bytes and copies are told, and varied enough to tell latency from bandwidth
 	CopyOut       time.Duration // device to host
 	CopyOutBytes  float64
 	CopyOutSynced bool    // every such timing was taken with device synchronisation

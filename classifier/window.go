@@ -426,6 +426,7 @@ type slot struct {
 	byBatch, byInflight          fits
 	hist                         histogram
 	passed                       passed
+	hockney                      moments // time of a copy on its bytes, weighed by copies
 	spaced, spacedN, spacing     float64 // answers under load: one service time apart, all, and the sum of their gaps in service times
 }
 
@@ -494,6 +495,9 @@ func (s *slot) addTimed(l *life) {
 	s.outB += l.copyOutBytes
 	if l.copyOutUnsynced {
 		s.outUnsynced++
+	}
+	if n := l.copies; n > 0 && l.bytes > 0 {
+		s.hockney.add(n/max(1, l.batch), l.bytes/n, l.parts[pTransfer]/1e9/n)
 	}
 	if l.queueTold {
 		s.queueTold++
@@ -566,6 +570,7 @@ func (s *slot) merge(o *slot) {
 	s.byBatch.merge(&o.byBatch)
 	s.byInflight.merge(&o.byInflight)
 	s.passed.merge(&o.passed)
+	s.hockney.merge(&o.hockney)
 	s.spaced += o.spaced
 	s.spacedN += o.spacedN
 	s.spacing += o.spacing
