@@ -214,6 +214,9 @@ func (q *question) untimed() bool {
 	if q.Timed >= q.t.MinTimed {
 		return false
 	}
+	if q.Slowdown >= q.t.HealthySlowdown && q.blocked() {
+		return q.decide("front-end-blocked", Host, above(float64(q.ProbeLoaded), blockedFactor*float64(q.ProbeRest)), unblock)
+	}
 	if q.gateHolds() {
 		return q.gateRoom()
 	}
@@ -235,6 +238,7 @@ func (q *question) untimed() bool {
 
 // sayOutside tells what can be told of a server that tells nothing.
 func (q *question) sayOutside() {
+	q.sayFree()
 	if q.WaitAtMost >= q.t.HealthyQueue {
 		q.say("estimated from low load: at most %s of the requests' time is waiting; a server that batches takes longer for more and waits less than that", percent(q.WaitAtMost))
 	}
@@ -324,6 +328,10 @@ func (q *question) unexplained() bool {
 	symptom := q.grown.Queue > 0 && ratio(float64(grown), service) >= q.t.Inflated && grown > q.grown.Forward && grown > q.grown.ServerQueue && q.Baseline > 0
 	if !leads && (q.hidden || !symptom) {
 		return false
+	}
+	if q.blocked() {
+		q.sayGrowth("what the server tells in no stage", grown)
+		return q.decide("front-end-blocked", Host, above(float64(q.ProbeLoaded), blockedFactor*float64(q.ProbeRest)), unblock)
 	}
 	if q.hidden {
 		return q.hiddenWait(part)

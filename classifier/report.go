@@ -105,6 +105,10 @@ type Report struct {
 	SpacedN      int     // answers behind Spaced
 	SpacedFactor float64 // mean time between those answers, in service times: 1 where load brings no throughput
 
+	ProbeRest   time.Duration // mean latency of the health path at rest; 0: no probe
+	ProbeLoaded time.Duration // and with two requests or more in the server
+	ProbeN      int           // probes behind ProbeLoaded
+
 	Inflight   float64 // mean number in the server at admission
 	Waiting    float64 // mean number already in weir's queue at arrival
 	Limit      int     // the largest max_concurrency in force; 0: none

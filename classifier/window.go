@@ -47,6 +47,7 @@ type Window struct {
 
 	classes    map[string]*class
 	overflowed uint64
+	probes     probes
 	epoch      time.Time // zero of the sub-windows' clock
 	opened     time.Time // the last cut
 	scratch    slot
@@ -181,6 +182,10 @@ func (w *Window) Cut(now time.Time) []Report {
 		reports = append(reports, w.cutClass(w.classes[name], now, all))
 	}
 	w.opened = now
+	for i := range reports {
+		w.probes.report(&reports[i])
+	}
+	w.probes.loaded, w.probes.loadedN = 0, 0
 	return reports
 }
 

@@ -51,6 +51,9 @@ func (l *loader) check() {
 	l.checkTimings()
 	l.checkThresholds()
 	l.oneOf("half_close", c.HalfClose, "abort", "keep")
+	if c.Probe != "" && !strings.HasPrefix(c.Probe, "/") {
+		l.fault("probe", "value %.80q is no path; write one that begins with /, such as /health", c.Probe)
+	}
 	l.oneOf("server_kind", c.ServerKind, append([]string{"auto"}, classifier.ServerKinds()...)...)
 	l.oneOf("log_format", c.LogFormat, "text", "json")
 	l.oneOf("log_level", c.LogLevel, "debug", "info", "warn", "error")

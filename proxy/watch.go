@@ -18,6 +18,7 @@ import (
 // called from anywhere.
 type watch struct {
 	window     classifier.Window
+	probe      *probe
 	latches    map[string]*latch
 	next       time.Time // when the window is cut
 	spans      *tracing.Spans
@@ -103,6 +104,7 @@ func (w *watch) tick(now time.Time) {
 	for !w.next.After(now) {
 		w.next = w.next.Add(w.length)
 	}
+	w.probe.take(w.window.Probe)
 	w.judge(w.window.Cut(now), now)
 }
 
