@@ -39,6 +39,7 @@ type viewFlags struct {
 	base     string // http://host:port
 	json     bool
 	failOn   string
+	window   string
 	interval time.Duration
 	count    int
 }
@@ -53,6 +54,7 @@ func parseView(name, usage string, args []string, getenv func(string) string, st
 	}
 	if name == "verdict" {
 		f.BoolVar(&v.json, "json", false, "print the answer of /api/verdict as it is")
+		f.StringVar(&v.window, "window", "", "over the last 1m, 5m or 30m, not the latest windows")
 		f.StringVar(&v.failOn, "fail-on", "", "causes, separated by commas, that make the exit code 3")
 	} else {
 		f.DurationVar(&v.interval, "interval", 2*time.Second, "time between two looks")
@@ -142,7 +144,11 @@ func showVerdict(ctx context.Context, args []string, getenv func(string) string,
 	if stop {
 		return code
 	}
-	body, err := fetch(ctx, f.base+"/api/verdict")
+	address := f.base + "/api/verdict"
+	if f.window != "" {
+		address += "?window=" + url.QueryEscape(f.window)
+	}
+	body, err := fetch(ctx, address)
 	if err != nil {
 		fmt.Fprintf(stderr, "weir: %v\n", err)
 		return exitError
@@ -185,7 +191,7 @@ func fetch(ctx context.Context, address string) ([]byte, error) {
 	defer answer.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(answer.Body, 64<<20))
 	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers %s", address, answer.Status)
+		err = fmt.Errorf("%s answers %s: %.200s", address, answer.Status, strings.TrimSpace(string(body)))
 	}
 	return body, err
 }

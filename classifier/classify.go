@@ -206,13 +206,16 @@ func (q *question) batchDelay() bool {
 	}
 	q.say("even a request alone waits %s in the server's queue, %s of its time: a timer, not other requests", short(q.BaselineStages.ServerQueue), percent(alone))
 	q.sayBusy()
-	return q.decide("batch-delay", Queue, above(alone, q.t.DelayShare), "lower the server's batch delay (max_queue_delay, batch_wait_timeout): it buys nothing at this load")
+	return q.decide("batch-delay", Queue, above(alone, q.t.DelayShare), "lower the server's batch delay"+q.name("delay")+": it buys nothing at this load")
 }
 
 // untimed decides what can be decided without the server's word.
 func (q *question) untimed() bool {
 	if q.Timed >= q.t.MinTimed {
 		return false
+	}
+	if q.Slowdown >= q.t.HealthySlowdown && q.blocked() {
+		return q.decide("front-end-blocked", Host, above(float64(q.ProbeLoaded), blockedFactor*float64(q.ProbeRest)), unblock)
 	}
 	if q.gateHolds() {
 		return q.gateRoom()
@@ -235,6 +238,7 @@ func (q *question) untimed() bool {
 
 // sayOutside tells what can be told of a server that tells nothing.
 func (q *question) sayOutside() {
+	q.sayFree()
 	if q.WaitAtMost >= q.t.HealthyQueue {
 		q.say("estimated from low load: at most %s of the requests' time is waiting; a server that batches takes longer for more and waits less than that", percent(q.WaitAtMost))
 	}
@@ -291,7 +295,7 @@ func (q *question) ownStage() bool {
 		return q.decide("copies-grew", Transfer, margin, q.copyAdvice())
 	}
 	q.sayBusy()
-	return q.decide("host-grew", Host, margin, "give the host code more workers or a faster decoder, and keep it off the event loop; a larger device changes nothing")
+	return q.decide("host-grew", Host, margin, "give the host code more workers or a faster decoder"+q.name("host")+", and keep it off the event loop; a larger device changes nothing")
 }
 
 // mixed: the forward pass grew nearly as much as the stage that leads.
@@ -325,6 +329,10 @@ func (q *question) unexplained() bool {
 	if !leads && (q.hidden || !symptom) {
 		return false
 	}
+	if q.blocked() {
+		q.sayGrowth("what the server tells in no stage", grown)
+		return q.decide("front-end-blocked", Host, above(float64(q.ProbeLoaded), blockedFactor*float64(q.ProbeRest)), unblock)
+	}
 	if q.hidden {
 		return q.hiddenWait(part)
 	}
@@ -353,7 +361,7 @@ func (q *question) hiddenWait(part float64) bool {
 		return q.doubt("inferred: the server does not tell its own queue")
 	}
 	q.v.Among = []Cause{Queue, Host}
-	q.decide("hidden-wait", Queue, above(part, q.t.Dominates), "let the server tell its queue wait (Server-Timing: queue;dur=…) to be sure; then raise the limit on its requests in flight or its batch size")
+	q.decide("hidden-wait", Queue, above(part, q.t.Dominates), "let the server tell its queue wait (Server-Timing: queue;dur=…) to be sure; then raise the limit on its requests in flight"+q.name("limit")+" or its batch size"+q.name("batch"))
 	return q.doubt("inferred: the server does not tell its own queue, and the wait for a busy worker looks the same")
 }
 
@@ -381,7 +389,7 @@ func (q *question) overBatched() bool {
 	}
 	q.sayLine()
 	q.sayBusy()
-	return q.decide("over-batched", Queue, below(q.busy, q.t.DeviceIdle), "lower the server's batch delay or batch size: a batch costs as much as its members alone, and waiting for it leaves the device idle")
+	return q.decide("over-batched", Queue, below(q.busy, q.t.DeviceIdle), "lower the server's batch delay"+q.name("delay")+" or batch size"+q.name("batch")+": a batch costs as much as its members alone, and waiting for it leaves the device idle")
 }
 
 func (q *question) forward() bool {
@@ -418,7 +426,7 @@ func (q *question) queue() bool {
 	case q.gateHolds():
 		return q.gateRoom()
 	case q.ownLimit(idle, waits):
-		return q.decide("gate-idle", Queue, q.hasRoom(), "raise "+q.limit()+": the server has room for more at once")
+		return q.decide("gate-idle", Queue, q.hasRoom(), "raise "+q.limit()+": the server has room for more at once"+q.predict(MaxConcurrency, 2*q.Limit))
 	case q.copiesHold():
 		q.sayCopies()
 		return q.decide("copies-hold", Transfer, above(q.busy, q.t.DeviceIdle), q.copyAdvice())
@@ -458,7 +466,7 @@ func (q *question) gateHolds() bool {
 
 func (q *question) gateRoom() bool {
 	q.say("%s of the requests' time is waiting in weir's queue, before %s, while %.1f requests at once take the server %.2f times as long as one alone", percent(q.Shares.Queue), q.limit(), q.Inflight, q.inside)
-	return q.decide("gate-room", Queue, below(q.inside, q.t.HealthySlowdown), "raise "+q.limit()+": the server takes more at once without getting slower")
+	return q.decide("gate-room", Queue, below(q.inside, q.t.HealthySlowdown), "raise "+q.limit()+": the server takes more at once without getting slower"+q.predict(MaxConcurrency, 2*q.Limit))
 }
 
 // contends: executions that run beside each other slow each other down.
@@ -501,12 +509,12 @@ func (q *question) policy() bool {
 	margin := q.hasRoom()
 	if q.pinned() {
 		q.say("%s of the executions are at the largest batch, %d", percent(q.BatchAtMax), q.BatchMax)
-		return q.decide("batch-cap", Queue, margin, "raise the server's max_batch_size: twice as large a batch hardly takes longer (look at the device's memory first)")
+		return q.decide("batch-cap", Queue, margin, "raise the server's max_batch_size"+q.name("batch")+": twice as large a batch hardly takes longer (look at the device's memory first)"+q.predict(MaxBatchSize, 2*q.BatchMax))
 	}
 	if q.grown.Queue >= q.grown.ServerQueue {
-		return q.decide("gate-free", Queue, margin, "raise "+q.limit()+": larger batches are nearly free")
+		return q.decide("gate-free", Queue, margin, "raise "+q.limit()+": larger batches are nearly free"+q.predict(MaxConcurrency, 2*q.Limit))
 	}
-	return q.decide("server-limit", Queue, margin, "let the server take more at once (its limit of sequences, slots or workers in flight): larger batches are nearly free")
+	return q.decide("server-limit", Queue, margin, "let the server take more at once (its limit of sequences, slots or workers in flight)"+q.name("limit")+": larger batches are nearly free")
 }
 
 func (q *question) pinned() bool { return q.BatchMax > 0 && q.BatchAtMax >= q.t.BatchPinned }
@@ -538,7 +546,7 @@ func (q *question) undetermined() bool {
 		return q.doubt("")
 	case full && q.Batch <= 1.05:
 		q.Warnings = append(q.Warnings[:len(q.Warnings):len(q.Warnings)], "the batch was always one, so whether batching is free is not known")
-		return q.decide("always-one", Compute, above(q.busy, q.t.DeviceFull), "if the server can batch, first let it ("+q.limit()+", its max_batch_size): that costs nothing to try; else a smaller or faster model, a faster device, or another replica")
+		return q.decide("always-one", Compute, above(q.busy, q.t.DeviceFull), "if the server can batch, first let it ("+q.limit()+", its max_batch_size)"+q.name("batch")+": that costs nothing to try; else a smaller or faster model, a faster device, or another replica")
 	case full && q.room == roomUnclear:
 		return q.decide("between", Compute, above(q.busy, q.t.DeviceFull), fmt.Sprintf("the device is full, and twice the batch brings %.1f times the throughput: raise max_batch_size and limits if the latency allows, else another replica or a faster model", math.Exp2(1-q.Report.Forward.Elasticity)))
 	case q.part(q.grown.Forward) > 0.25:

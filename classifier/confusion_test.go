@@ -19,6 +19,9 @@ const confusionFile = "testdata/confusion.txt"
 // anew; with -v the counts by rule are printed, of the part that was tuned
 // against.
 func TestConfusion(t *testing.T) {
+	if raceOn {
+		t.Skip("one goroutine")
+	}
 	truths := labels(t)
 	var tuned, held score
 	byRule := rules{}

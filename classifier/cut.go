@@ -8,7 +8,7 @@ import (
 // report reads n merged windows. What class memory adds comes later.
 func (s *slot) report(c *class, n int) Report {
 	r := Report{
-		Class: c.name, Start: s.start, End: s.end, Windows: n,
+		Class: c.name, ServerKind: c.kind, Start: s.start, End: s.end, Windows: n,
 		Requests: s.requests, OK: s.outcomes[OK], Rejected: s.outcomes[Rejected], Expired: s.outcomes[Expired],
 		Canceled: s.outcomes[Canceled], Failed: s.outcomes[Failed],
 		Refused: s.refused, Timed: s.timed, QueueTold: s.queueTold, Suspect: s.suspect, Batched: s.batched,
@@ -60,6 +60,33 @@ func (s *slot) reportCopies(r *Report) {
 	r.Copies, r.CopyBytes = s.copies/n, s.bytes/n
 	r.CopyOut, r.CopyOutBytes = mean(s.copyOut, s.timed), s.outB/n
 	r.CopyOutSynced = s.outUnsynced == 0
+	s.reportHockney(r)
+}
+
+// reportHockney tells a copy's latency from its bandwidth: time = latency +
+// bytes / bandwidth (Hockney), fitted over the requests, each weighing its
+// copies. It takes sizes that vary by a tenth or more, and a line that
+// explains half of the variance or has no slope to speak of.
+func (s *slot) reportHockney(r *Report) {
+	m := &s.hockney
+	if m.w <= 0 || s.timed < enough/2 {
+		return
+	}
+	x, y := m.x/m.w, m.y/m.w
+	sxx, sxy, syy := m.xx-m.x*x, m.xy-m.x*y, m.yy-m.y*y
+	if x <= 0 || y <= 0 || sxx < 0.01*m.w*x*x {
+		return
+	}
+	slope := sxy / sxx
+	explained := ratio(slope*sxy, syy)
+	if slope*x > 0.1*y && explained < 0.5 {
+		return // something else moves the time
+	}
+	latency := min(max(y-slope*x, 0), y)
+	r.CopyFit, r.CopyLatency, r.CopySmall = true, seconds(latency), latency/y
+	if slope > 0 {
+		r.CopyRate = 1 / slope
+	}
 }
 
 // spreadServer splits the server's time as the timed requests split theirs;

@@ -265,36 +265,54 @@ func (r *ring) mean(from, to time.Duration, what int) float64 {
 	return sum / n / float64(r.step)
 }
 
-// report fills in what the sub-windows tell: device time, on average and at
-// the moments when requests waited. Requests whose timings are not told are
-// taken to be like the others (Horvitz–Thompson).
-func (r *ring) report(to *Report, from, until time.Duration) {
-	var n, wait, busy, waitBusy, most, came, came2 float64
+// passed is what some sub-windows add up to.
+type passed struct{ n, wait, busy, waitBusy, most, came, came2, length float64 }
+
+func (p *passed) merge(o *passed) {
+	p.n += o.n
+	p.wait += o.wait
+	p.busy += o.busy
+	p.waitBusy += o.waitBusy
+	p.most = max(p.most, o.most)
+	p.came += o.came
+	p.came2 += o.came2
+	p.length = max(p.length, o.length)
+}
+
+func (r *ring) sums(from, until time.Duration) (p passed) {
+	p.length = float64(r.step)
 	r.between(from, until, func(s *sub) {
-		n++
-		most = max(most, s.v[vBusy])
-		wait += s.v[vWait]
-		busy += s.v[vBusy]
-		waitBusy += s.v[vWait] * s.v[vBusy]
-		came += s.v[vCame]
-		came2 += s.v[vCame] * s.v[vCame]
+		p.n++
+		p.most = max(p.most, s.v[vBusy])
+		p.wait += s.v[vWait]
+		p.busy += s.v[vBusy]
+		p.waitBusy += s.v[vWait] * s.v[vBusy]
+		p.came += s.v[vCame]
+		p.came2 += s.v[vCame] * s.v[vCame]
 	})
-	if n >= subsOfWindow && came > 0 {
-		to.Burstiness = max(0, came2-came*came/n) / (n - 1) / (came / n)
+	return p
+}
+
+// report fills in what the sub-windows tell: how evenly requests came, and
+// the device's time, on average and at the moments when requests waited.
+// Requests whose timings are not told are taken to be like the others
+// (Horvitz–Thompson).
+func (p *passed) report(to *Report) {
+	if p.n >= subsOfWindow && p.came > 0 {
+		to.Burstiness = max(0, p.came2-p.came*p.came/p.n) / (p.n - 1) / (p.came / p.n)
 	}
-	if n == 0 || to.Batched == 0 {
+	if p.n == 0 || to.Batched == 0 {
 		return
 	}
-	length := float64(r.step)
 	whole := float64(to.OK-to.Refused) / float64(to.Batched)
 	to.BusyOK = true
-	to.Busy = busy / n / length * whole
+	to.Busy = p.busy / p.n / p.length * whole
 	to.BusyQueued = to.Busy
 	if to.Coverage() >= 0.9 {
-		to.Parallel = most / length * whole
+		to.Parallel = p.most / p.length * whole
 	}
-	if wait > 0 {
-		to.BusyQueued = waitBusy / wait / length * whole
+	if p.wait > 0 {
+		to.BusyQueued = p.waitBusy / p.wait / p.length * whole
 	}
 }
 

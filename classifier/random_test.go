@@ -277,6 +277,9 @@ func (t truth) line(n int) string {
 }
 
 func TestLabels(t *testing.T) {
+	if raceOn {
+		t.Skip("one goroutine")
+	}
 	if os.Getenv("WEIR_LABEL") != "" {
 		makeLabels(t)
 	}

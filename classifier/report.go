@@ -64,7 +64,8 @@ type Line struct {
 type Report struct {
 	Class      string
 	Start, End time.Time
-	Windows    int // windows merged: 1 where the last one had enough requests, else up to 6
+	ServerKind string // "triton", ...: whose settings the advice names; "": not known
+	Windows    int    // windows merged: 1 where the last one had enough requests, else up to 6
 
 	Requests   int // ended in the window, Upgraded ones apart
 	OK         int // answered, whatever the status
@@ -104,6 +105,10 @@ type Report struct {
 	SpacedN      int     // answers behind Spaced
 	SpacedFactor float64 // mean time between those answers, in service times: 1 where load brings no throughput
 
+	ProbeRest   time.Duration // mean latency of the health path at rest; 0: no probe
+	ProbeLoaded time.Duration // and with two requests or more in the server
+	ProbeN      int           // probes behind ProbeLoaded
+
 	Inflight   float64 // mean number in the server at admission
 	Waiting    float64 // mean number already in weir's queue at arrival
 	Limit      int     // the largest max_concurrency in force; 0: none
@@ -117,6 +122,10 @@ type Report struct {
 
 	Copies        float64       // copies of one request; 0: not told
 	CopyBytes     float64       // bytes moved by one request; 0: not told
+	CopyLatency   time.Duration // of one copy, whatever its size, by regression of time on copies and bytes; only if CopyFit
+	CopyRate      float64       // bytes per second beside that
+	CopySmall     float64       // share of the copies' time that is their latency
+	CopyFit       bool          // bytes and copies are told, and varied enough to tell latency from bandwidth
 	CopyOut       time.Duration // device to host
 	CopyOutBytes  float64
 	CopyOutSynced bool    // every such timing was taken with device synchronisation

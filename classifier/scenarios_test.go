@@ -228,6 +228,9 @@ func tell(v Verdict) string {
 }
 
 func TestDesignedScenarios(t *testing.T) {
+	if raceOn {
+		t.Skip("one goroutine")
+	}
 	const seeds = 3
 	for _, s := range scenarios() {
 		t.Run(s.name, func(t *testing.T) {
@@ -246,6 +249,9 @@ func TestDesignedScenarios(t *testing.T) {
 // cause that its maker meant must be one whose remedy helps. A label by
 // opinion is wrong surprisingly often.
 func TestTheDesignedLabelsAreCausal(t *testing.T) {
+	if raceOn {
+		t.Skip("one goroutine")
+	}
 	for _, s := range scenarios() {
 		meant := s.want[0]
 		if meant == Unknown {

@@ -43,6 +43,7 @@ type system struct {
 	byLength           bool    // batches hold one octave of length
 	base, item, length float64 // forward, ms: base + item·batch·(longest/mean) + length·(longest/mean)
 	cv                 float64
+	exponential        bool    // forward times are exponential
 	contention         float64 // forward × (1 + contention·(other instances at work))
 	chunks             float64 // copies of a request to the device; as many from it if chunksOut is 0
 	chunksOut          float64
@@ -474,6 +475,9 @@ func (m *sim) forwardTime(b []*job) int64 {
 	f *= 1 + m.contention*float64(m.active-1)
 	if m.cv > 0 {
 		f *= lognormal(b[0].noise, m.cv)
+	}
+	if m.exponential {
+		f *= -math.Log(0.5 * math.Erfc(b[0].noise/math.Sqrt2))
 	}
 	if m.warm > 0 && m.now < int64(m.warm) {
 		f *= m.warmFactor

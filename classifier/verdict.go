@@ -43,17 +43,18 @@ func (c Cause) index() int {
 
 // Verdict says what limits a class of requests, and why.
 type Verdict struct {
-	Class      string
-	Cause      Cause
-	Among      []Cause  // the causes that Mixed names, or between which the data cannot tell
-	Rule       string   // the rule that decided, such as "batch-cap"
-	Confidence float64  // 0 to 1; see [Classify]
-	margin     float64  // 0 to 1: how far the deciding measure lies beyond its threshold
-	Evidence   []string // sentences with numbers, units and thresholds; the decisive one first
-	Advice     string   // the remedy, in the server operator's words
-	Warnings   []string
-	Report     Report
-	Since      time.Time // when it was first shown; set by [Latch]
+	Class       string
+	Cause       Cause
+	Among       []Cause      // the causes that Mixed names, or between which the data cannot tell
+	Rule        string       // the rule that decided, such as "batch-cap"
+	Confidence  float64      // 0 to 1; see [Classify]
+	margin      float64      // 0 to 1: how far the deciding measure lies beyond its threshold
+	Evidence    []string     // sentences with numbers, units and thresholds; the decisive one first
+	Advice      string       // the remedy, in the server operator's words
+	Predictions []Prediction // what the advice would bring; see [Report.WhatIf]
+	Warnings    []string
+	Report      Report
+	Since       time.Time // when it was first shown; set by [Latch]
 }
 
 // Thresholds holds every constant that a verdict depends on. The zero value

@@ -33,19 +33,22 @@ const otherClass = "(other)"
 
 // Window gathers finished requests and cuts them into reports, one for each
 // class. It belongs to one goroutine, keeps no pointer into what it is given,
-// and its memory is bounded by MaxClasses (about 150 KiB each at most). The
-// zero value is ready.
+// and its memory is bounded by MaxClasses (at most 320 KiB each, of which a
+// class that has lived for half an hour has all). The zero value is ready.
 //
 // Add reads no clock. Cut closes a tumbling window; what outlives it are the
-// five windows before, the low-load baseline, the forward line and the
-// throughput's answer to load, which are kept for an hour and decay.
+// six windows before, their merger into minutes and five minutes for
+// [Window.Over], the low-load baseline, the forward line and the throughput's
+// answer to load, which are kept for an hour and decay.
 type Window struct {
 	Length     time.Duration // the owner's interval between cuts; 0: 10 s
 	MaxClasses int           // 0: 64
 	Late       time.Duration // how long after their end requests may be added: what is younger is not yet weighed
+	ServerKind string        // see [ServerKinds]; "": recognised by the route, where it can be
 
 	classes    map[string]*class
 	overflowed uint64
+	probes     probes
 	epoch      time.Time // zero of the sub-windows' clock
 	opened     time.Time // the last cut
 	scratch    slot
@@ -54,11 +57,15 @@ type Window struct {
 // class is the state of one traffic class.
 type class struct {
 	name   string
+	kind   string    // of the server
 	done   time.Time // of the latest answer
 	cur    *slot
-	closed [keptWindows - 1]*slot // newest first
+	closed [keptWindows]*slot // newest first
+	long   long
 	subs   ring
 	past   memory
+	load   float64   // mean number in the system at the last cut
+	alone  bool      // at the last cut, no other class took much of the server's time
 	seen   time.Time // last cut that had requests
 }
 
@@ -124,7 +131,10 @@ func (w *Window) newClass(o *Observation) *class {
 	}
 	c := w.classes[name]
 	if c == nil {
-		c = &class{name: name, cur: new(slot)}
+		c = &class{name: name, kind: w.ServerKind, cur: new(slot)}
+		if c.kind == "" && name != otherClass {
+			c.kind = KindOfRoute(o.Route)
+		}
 		c.subs.step = int64(w.length() / subsOfWindow)
 		w.classes[name] = c
 	}
@@ -173,6 +183,10 @@ func (w *Window) Cut(now time.Time) []Report {
 		reports = append(reports, w.cutClass(w.classes[name], now, all))
 	}
 	w.opened = now
+	for i := range reports {
+		w.probes.report(&reports[i])
+	}
+	w.probes.loaded, w.probes.loadedN = 0, 0
 	return reports
 }
 
@@ -202,28 +216,34 @@ func (w *Window) cutClass(c *class, now time.Time, all float64) Report {
 	c.past.addBatch(c.cur, now)
 	m, n := &w.scratch, 0
 	*m = slot{}
-	for s := c.cur; s != nil && n < keptWindows; n++ {
+	for s := c.cur; s != nil; s = c.closed[n-1] {
 		m.merge(s)
-		if m.enough() || n == keptWindows-1 {
-			n++
+		if n++; m.enough() || n == keptWindows {
 			break
 		}
-		s = c.closed[n]
 	}
 	r := m.report(c, n)
-	c.rotate()
 	c.subs.forgetFuture(now.Sub(w.epoch))
 	lag := min(r.P95+w.Late, time.Duration(keptSubs/2)*time.Duration(c.subs.step))
+	c.cur.passed = c.subs.sums(c.cur.start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag)
+	c.rotate()
 	c.past.addCurve(&c.subs, int64(now.Sub(w.epoch)-lag))
-	c.subs.report(&r, r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag)
-	c.past.addParallel(&r)
-	c.past.report(&r, m, c.subs.mean(r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag, vLoad))
-	if !alone && r.ThroughputElasticity.OK {
+	sums := c.subs.sums(r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag)
+	sums.report(&r)
+	c.load, c.alone = c.subs.mean(r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag, vLoad), alone
+	c.finish(&r, m)
+	return r
+}
+
+// finish fills in what the class remembers.
+func (c *class) finish(r *Report, m *slot) {
+	c.past.addParallel(r)
+	c.past.report(r, m, c.load)
+	if !c.alone && r.ThroughputElasticity.OK {
 		r.ThroughputElasticity.OK = false
 		r.Warnings = append(r.Warnings, "other classes take part of the server's time, so this class's throughput says nothing of its capacity")
 	}
 	r.warn(m)
-	return r
 }
 
 // enough tells whether a report can rest on the slot: on its requests, and on
@@ -242,6 +262,7 @@ func (c *class) rotate() {
 	}
 	*oldest = slot{}
 	c.cur = oldest
+	c.long.add(c.closed[0])
 }
 
 // The parts of a request's time, in the order of Shares; an index into parts.
@@ -410,6 +431,8 @@ type slot struct {
 	cells                        [numCells]float64 // served requests by length
 	byBatch, byInflight          fits
 	hist                         histogram
+	passed                       passed
+	hockney                      moments // time of a copy on its bytes, weighed by copies
 	spaced, spacedN, spacing     float64 // answers under load: one service time apart, all, and the sum of their gaps in service times
 	utterances                   utteranceSums
 }
@@ -481,6 +504,9 @@ func (s *slot) addTimed(l *life) {
 	if l.copyOutUnsynced {
 		s.outUnsynced++
 	}
+	if n := l.copies; n > 0 && l.bytes > 0 {
+		s.hockney.add(n/max(1, l.batch), l.bytes/n, l.parts[pTransfer]/1e9/n)
+	}
 	if l.queueTold {
 		s.queueTold++
 	}
@@ -551,6 +577,8 @@ func (s *slot) merge(o *slot) {
 	}
 	s.byBatch.merge(&o.byBatch)
 	s.byInflight.merge(&o.byInflight)
+	s.passed.merge(&o.passed)
+	s.hockney.merge(&o.hockney)
 	s.spaced += o.spaced
 	s.spacedN += o.spacedN
 	s.spacing += o.spacing

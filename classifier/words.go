@@ -78,6 +78,10 @@ func (q *question) sayCopies() {
 func (q *question) copyAdvice() string {
 	rate := ratio(q.CopyBytes, q.Means.Transfer.Seconds())
 	switch {
+	case q.CopyFit && q.CopySmall > 0.5:
+		return fmt.Sprintf("merge the copies of a batch into one, from pinned memory: each costs %s whatever its size, which is %s of the copies' time", micros(q.CopyLatency), percent(q.CopySmall))
+	case q.CopyFit:
+		return fmt.Sprintf("move fewer bytes (half precision, features made on the device), or overlap copies with the forward pass: bytes are %s of the copies' time, at %s a second", percent(1-q.CopySmall), size(q.CopyRate))
 	case q.Copies > 1 && (rate == 0 || rate < 1e9):
 		return "merge the copies of a batch into one, from pinned memory: each costs its latency, whatever its size"
 	case rate >= 1e9:
@@ -117,8 +121,12 @@ func short(d time.Duration) string {
 	}
 }
 
+func micros(d time.Duration) string { return fmt.Sprintf("%.0f µs", float64(d)/1e3) }
+
 func size(bytes float64) string {
 	switch {
+	case bytes >= 1e9:
+		return fmt.Sprintf("%.1f GB", bytes/1e9)
 	case bytes >= 1e6:
 		return fmt.Sprintf("%.1f MB", bytes/1e6)
 	case bytes >= 1e3:

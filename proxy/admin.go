@@ -166,10 +166,15 @@ func classOf(v classifier.Verdict) classJSON {
 	return c
 }
 
-func (s *Sidecar) getVerdict(w http.ResponseWriter, _ *http.Request) {
+func (s *Sidecar) getVerdict(w http.ResponseWriter, r *http.Request) {
+	verdicts, err := s.watch.over(r)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
 	g := s.server.Gate.State()
 	classes := []classJSON{}
-	for _, v := range s.watch.current() {
+	for _, v := range verdicts {
 		classes = append(classes, classOf(v))
 	}
 	writeJSON(w, map[string]any{

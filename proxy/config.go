@@ -31,6 +31,8 @@ type Config struct {
 	VerdictFor     Duration              `yaml:"verdict_for" help:"How long a new cause must last until it is shown."`
 	VerdictKeepFor Duration              `yaml:"verdict_keep_for" help:"How long a cause is shown after it has gone."`
 	Records        int                   `yaml:"records" restart:"yes" help:"Latest requests that the live page keeps."`
+	ServerKind     string                `yaml:"server_kind" restart:"yes" help:"What your server is, so that advice names its own settings: auto, triton, vllm, sglang, tgi, tei, torchserve, ray, bentoml, litserve, mosec, speaches, whisper.cpp, funasr, funasr-python or sherpa. auto recognises triton and torchserve by their routes."`
+	Probe          string                `yaml:"probe" restart:"yes" help:"Path of the server, such as /health, that weir asks for once a second, to tell a blocked event loop by its latency. Empty: none."`
 	Thresholds     classifier.Thresholds `yaml:"thresholds" help:"The constants of the verdict. One given alone changes no other."`
 
 	Timings        []tracing.Mapping `yaml:"timings" group:"Timings" help:"Names that your server uses for its stages, as in [{name: x-decode-ms, stage: preprocess, unit: ms}]: a response header or Server-Timing metric; queue, preprocess, transfer, forward, postprocess, other or total; ms, s, us or ns, or no unit for a metric in ms."`
@@ -81,7 +83,7 @@ func DefaultConfig() Config {
 			"/v2/models/{model}/infer", "/v1/models/{model}:predict", "/predictions/{model}",
 			"/asr", "/recognition", "/inference", "/transcribe", "/generate", "/health", "/healthz",
 		},
-		Window: seconds(10), VerdictFor: seconds(20), VerdictKeepFor: seconds(30), Records: 1000,
+		Window: seconds(10), VerdictFor: seconds(20), VerdictKeepFor: seconds(30), Records: 1000, ServerKind: "auto",
 		Thresholds:     classifier.DefaultThresholds(),
 		ConnectTimeout: seconds(5), HeadTimeout: seconds(30), BodyTimeout: seconds(300), WriteTimeout: seconds(300),
 		MaxHeadSize: 64 << 10, HalfClose: "abort", DrainTimeout: seconds(30),

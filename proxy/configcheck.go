@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"weir/classifier"
 	"weir/tracing"
 )
 
@@ -55,6 +56,10 @@ func (l *loader) check() {
 	if c.StreamProtocol != "" {
 		l.oneOf("stream_protocol", c.StreamProtocol, protocolNames()...)
 	}
+	if c.Probe != "" && !strings.HasPrefix(c.Probe, "/") {
+		l.fault("probe", "value %.80q is no path; write one that begins with /, such as /health", c.Probe)
+	}
+	l.oneOf("server_kind", c.ServerKind, append([]string{"auto"}, classifier.ServerKinds()...)...)
 	l.oneOf("log_format", c.LogFormat, "text", "json")
 	l.oneOf("log_level", c.LogLevel, "debug", "info", "warn", "error")
 	between(l, "window", c.Window, seconds(1), seconds(3600))

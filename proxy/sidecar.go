@@ -71,7 +71,8 @@ func NewSidecar(ctx context.Context, cfg Config, o SidecarOptions) (_ *Sidecar, 
 		return nil, err
 	}
 	s.watch = &watch{
-		window: classifier.Window{Length: cfg.Window.Duration()}, latches: make(map[string]*latch), past: make(map[string]*past),
+		window: classifier.Window{Length: cfg.Window.Duration(), ServerKind: serverKind(cfg.ServerKind)}, latches: make(map[string]*latch), past: make(map[string]*past),
+		probe: newProbe(cfg.Probe, s.server.network, s.server.address, func() int { return s.server.Gate.State().Inflight }),
 		spans: s.spans, metrics: s.metrics, logs: s.logs, logger: s.logger, length: cfg.Window.Duration(),
 		recent: newRing[classifier.Observation](cfg.Records),
 	}
@@ -226,6 +227,7 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	sinkCtx, stopSink := context.WithCancel(context.Background())
 	var sink sync.WaitGroup
 	sink.Go(func() { s.sink.Run(sinkCtx, s.watch.take, s.watch.tick) })
+	sink.Go(func() { s.watch.probe.run(sinkCtx) })
 	failed, served := make(chan error, 2+len(s.services)), make(chan struct{})
 	if s.listener != nil {
 		go func() { failed <- s.server.Serve(s.listener); close(served) }()

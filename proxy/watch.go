@@ -18,6 +18,7 @@ import (
 // called from anywhere.
 type watch struct {
 	window     classifier.Window
+	probe      *probe
 	latches    map[string]*latch
 	next       time.Time // when the window is cut
 	spans      *tracing.Spans
@@ -34,6 +35,7 @@ type watch struct {
 	verdicts   []classifier.Verdict // one a class, the busiest first
 	recent     ring[classifier.Observation]
 	past       map[string]*past
+	long       map[time.Duration][]classifier.Verdict // by span
 }
 
 // A latch remembers the cause that it showed before.
@@ -107,6 +109,7 @@ func (w *watch) tick(now time.Time) {
 	if w.late != nil {
 		w.window.Late = w.late()
 	}
+	w.probe.take(w.window.Probe)
 	w.judge(w.window.Cut(now), now)
 }
 
@@ -142,6 +145,7 @@ func (w *watch) judge(reports []classifier.Report, now time.Time) {
 			delete(w.latches, class)
 		}
 	}
+	w.judgeLong(thresholds)
 	sortByTime(verdicts)
 	w.metrics.Verdicts(verdicts)
 	w.mu.Lock()
