@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -148,6 +149,15 @@ func pairs(texts []string, sep, name, form string) (fields []ladder.Field, err e
 		fields = append(fields, ladder.Field{Name: k, Value: strings.TrimSpace(v)})
 	}
 	return fields, nil
+}
+
+// withoutPassword is a URL that can be kept in a report.
+func withoutPassword(text string) string {
+	u, err := url.Parse(text)
+	if err != nil {
+		return text
+	}
+	return u.Redacted()
 }
 
 // start opens the record and makes the runner.

@@ -183,6 +183,7 @@ const (
 	lateLeast = 5 * time.Millisecond
 	manyLost  = 0.05 // failures
 	fewForP95 = 59
+	unsteady  = 0.25 // half width of throughput's interval, relative
 )
 
 // warn collects what weakens the numbers.
@@ -232,6 +233,9 @@ func (r *Row) doubts(paced bool) (w []string) {
 	}
 	if r.Concurrency > 0 && !paced && r.Succeeded == r.Sent && r.Stopped == "" && math.Abs(r.Inflight/float64(r.Concurrency)-1) > littleOff {
 		add("throughput times latency is %.2f, not %d, as Little's law has it: the client did not keep that many in flight", r.Inflight, r.Concurrency)
+	}
+	if half := t7 * zeroNaN(r.relRate); r.Concurrency > 0 && half > unsteady {
+		add("throughput was not steady and is known to within %.0f %% only: more --requests, or a quieter machine", 100*half)
 	}
 	if r.Rate > 0 && r.Achieved > 0 && r.Arrivals == Constant && r.Achieved < (1-rateOff)*r.Rate {
 		add("the client started %.3g requests/s, not %.3g: it is the limit; use --workers", r.Achieved, r.Rate)
