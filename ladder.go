@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -151,20 +150,11 @@ func pairs(texts []string, sep, name, form string) (fields []ladder.Field, err e
 	return fields, nil
 }
 
-// withoutPassword is a URL that can be kept in a report.
-func withoutPassword(text string) string {
-	u, err := url.Parse(text)
-	if err != nil {
-		return text
-	}
-	return u.Redacted()
-}
-
 // start opens the record and makes the runner.
 func (e *experiment) start(rounds []ladder.Round) (ladder.Header, error) {
 	h := ladder.Header{
 		Paced: e.target.Paced,
-		Kind:  e.kind, Version: version(), URL: e.target.URL, Shape: e.target.Shape, Clips: len(e.clips),
+		Kind:  e.kind, Version: version(), URL: e.target.Shown(), Shape: e.target.Shape, Clips: len(e.clips),
 		Seed: e.seed, Started: time.Now().Round(0), Rounds: rounds,
 	}
 	for _, c := range e.clips {
