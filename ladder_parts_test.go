@@ -28,9 +28,8 @@ type ladderReport struct {
 		Stages                       map[string]float64 `json:"stages_ms"`
 	}
 	Knee struct {
-		Concurrency int
-		Value       float64
-		Note        string
+		Concurrency, Low int
+		Note             string
 	}
 	Rounds []struct {
 		Factors    map[string]int
@@ -121,7 +120,7 @@ func realSpeech(t *testing.T) string {
 // server.
 func TestARealRecogniserOfOneWorkerIsFullAtOneRequest(t *testing.T) {
 	r := experimentJSON(t, "ladder", "--url", beginRecogniser(t)+"/asr", "--audio", realSpeech(t), "--steps", "1,2,4", "--requests", "40", "--expect", "/text=^(go|ten|seven)")
-	if r.Knee.Concurrency != 1 {
+	if r.Knee.Low != 1 || r.Knee.Concurrency > 2 { // neighbours on the machine can slow the first step down
 		t.Errorf("knee %+v, want 1", r.Knee)
 	}
 	last := r.Steps[2]

@@ -221,6 +221,7 @@ func TestDoubtsAboutTheClientArePrinted(t *testing.T) {
 	for want, change := range map[string]func(r *Row){
 		"Little's law":                 func(r *Row) { r.Inflight = 3.5 },
 		"known to within 47 % only":    func(r *Row) { r.relRate = 0.2 },
+		"started 4.00 ms after they":   func(r *Row) { r.Concurrency, r.Rate, r.Delay = 0, 50, 4 },
 		"10 of 100 requests failed":    func(r *Row) { r.Succeeded = 90 },
 		"kept 3.5 of 4 cores busy":     func(r *Row) { r.Client.CPU = 3.5 },
 		"timers was 9.0 ms late":       func(r *Row) { r.Client.Late = 9 * time.Millisecond },
