@@ -194,7 +194,7 @@ func (e *experiment) finish(h ladder.Header, steps []*ladder.StepRun, err error)
 	if e.file != nil {
 		_ = e.file.Close()
 	}
-	if err != nil && !interrupted {
+	if err != nil && (!interrupted || errors.Is(err, ladder.ErrNotRestored)) {
 		fmt.Fprintf(e.stderr, "weir: %v\n", err)
 	}
 	if len(steps) == 0 {
@@ -217,6 +217,8 @@ func (e *experiment) code(err error, steps int) int {
 	switch {
 	case err == nil:
 		return exitOK
+	case errors.Is(err, ladder.ErrNotRestored):
+		return exitError
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.Is(err, ladder.ErrAllFailed) && steps > 0:
