@@ -235,7 +235,7 @@ func (r *Row) doubts(paced bool) (w []string) {
 	if r.Concurrency > 0 && !paced && r.Succeeded == r.Sent && r.Stopped == "" && math.Abs(r.Inflight/float64(r.Concurrency)-1) > littleOff {
 		add("throughput times latency is %.2f, not %d, as Little's law has it: the client did not keep that many in flight", r.Inflight, r.Concurrency)
 	}
-	if half := t7 * zeroNaN(r.relRate); r.Concurrency > 0 && half > unsteady {
+	if half := t7 * zeroNaN(r.relRate); r.Concurrency > 0 && r.Round == "" && half > unsteady { // a sweep judges by its repeats
 		add("throughput was not steady and is known to within %.0f %% only: more --requests, or a quieter machine", 100*half)
 	}
 	if r.Rate > 0 && r.Achieved > 0 && r.Arrivals == Constant && r.Achieved < (1-rateOff)*r.Rate {
