@@ -380,7 +380,17 @@ func (s *Summary) full(v *VerdictJSON, stages *VerdictJSON) {
 	if len(v.Warnings) > 0 {
 		v.Confidence = min(v.Confidence, 0.5)
 	}
+	if s.mayGain() {
+		v.Cause, v.Confidence = classifier.Unknown, 0
+		v.Advice = "throughput was too unsteady to tell: run more --repeats and --requests, or on a quieter machine"
+		return
+	}
 	v.Evidence = slices.Insert(v.Evidence, 0, "raising "+strings.Join(s.raised(), " or ")+" brought no throughput")
+}
+
+// mayGain tells that raising a setting seemed to bring something, within noise.
+func (s *Summary) mayGain() bool {
+	return slices.ContainsFunc(s.Effects, func(e Effect) bool { return e.To > e.From && e.Gain >= worthwhile && e.CI95[1] >= 2*worthwhile })
 }
 
 func (s *Summary) raised() (names []string) {
