@@ -154,7 +154,7 @@ func pairs(texts []string, sep, name, form string) (fields []ladder.Field, err e
 func (e *experiment) start(rounds []ladder.Round) (ladder.Header, error) {
 	h := ladder.Header{
 		Paced: e.target.Paced,
-		Kind:  e.kind, Version: version(), URL: e.target.URL, Shape: e.target.Shape, Clips: len(e.clips),
+		Kind:  e.kind, Version: version(), URL: e.target.Shown(), Shape: e.target.Shape, Clips: len(e.clips),
 		Seed: e.seed, Started: time.Now().Round(0), Rounds: rounds,
 	}
 	for _, c := range e.clips {
@@ -194,7 +194,7 @@ func (e *experiment) finish(h ladder.Header, steps []*ladder.StepRun, err error)
 	if e.file != nil {
 		_ = e.file.Close()
 	}
-	if err != nil && !interrupted {
+	if err != nil && (!interrupted || errors.Is(err, ladder.ErrNotRestored)) {
 		fmt.Fprintf(e.stderr, "weir: %v\n", err)
 	}
 	if len(steps) == 0 {
@@ -217,6 +217,8 @@ func (e *experiment) code(err error, steps int) int {
 	switch {
 	case err == nil:
 		return exitOK
+	case errors.Is(err, ladder.ErrNotRestored):
+		return exitError
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.Is(err, ladder.ErrAllFailed) && steps > 0:

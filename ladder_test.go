@@ -56,8 +56,8 @@ func quick(w http.ResponseWriter, r *http.Request) {
 
 func TestALadderLeavesTheReportsThatWereAskedFor(t *testing.T) {
 	t.Chdir(t.TempDir())
-	url := serveTest(t, quick)
-	code, out, errs := command(t, "ladder", "--url", url, "--audio", speechFolder(t), "--steps", "1,2", "--requests", "40", "--pause", "0s",
+	url := strings.Replace(serveTest(t, quick), "http://", "http://me:s3cret@", 1)
+	code, out, errs := command(t, "ladder", "--url", url, "--header", "X-Key: s3cret", "--audio", speechFolder(t), "--steps", "1,2", "--requests", "40", "--pause", "0s",
 		"--record", "r.jsonl", "--html", "r.html", "--csv", "r.csv", "--markdown", "r.md", "--json", "--expect", "/text=clubs$")
 	if code != 0 {
 		t.Fatalf("exit %d: %s", code, errs)
@@ -72,8 +72,12 @@ func TestALadderLeavesTheReportsThatWereAskedFor(t *testing.T) {
 		t.Errorf("progress that is no terminal's: %q", errs)
 	}
 	for file, want := range map[string]string{"r.html": "<svg", "r.csv": "concurrency,sent,ok,failed,mean ms", "r.md": "| concurrency | sent |", "r.jsonl": `{"run":{"kind":"ladder"`} {
-		if b, err := os.ReadFile(file); err != nil || !strings.Contains(string(b), want) {
+		b, err := os.ReadFile(file)
+		if err != nil || !strings.Contains(string(b), want) {
 			t.Errorf("%s: %v, lacks %q", file, err, want)
+		}
+		if strings.Contains(string(b), "s3cret") {
+			t.Errorf("%s holds a secret", file)
 		}
 	}
 	code, again, errs := command(t, "report", "r.jsonl", "--json")

@@ -46,7 +46,8 @@ gets slow under load.
 
 weir COMMAND --help tells the flags of a command.
 Exit codes: 0 all went well; 1 something failed, and the message says what;
-2 the flags or the configuration have mistakes.
+2 the flags or the configuration have mistakes. probe, ladder and sweep have
+two more, 3 and 130; their --help says which.
 `
 
 func main() {

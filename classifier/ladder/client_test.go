@@ -195,7 +195,7 @@ func TestAMistakenTargetSaysWhatToWrite(t *testing.T) {
 		want   string
 	}{
 		{Target{URL: "localhost:8000"}, "write http://host:port/path"},
-		{Target{URL: "http://h/x", Shape: "soap"}, "use multipart, raw or json"},
+		{Target{URL: "http://h/x", Shape: "soap"}, "use multipart, raw, json"},
 		{Target{URL: "http://h/x", Shape: JSON, Template: "{audio"}, "is no JSON with {audio}"},
 		{Target{URL: "http://h/x", Expect: "["}, "--expect"},
 	} {

@@ -135,6 +135,9 @@ func shell(ctx context.Context, text string) error {
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", text)
 	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		return fmt.Errorf("%q: %w: %s", text, err, bytes.TrimSpace(out))
 	}

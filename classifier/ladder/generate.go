@@ -154,7 +154,7 @@ type meter struct {
 	late   []time.Duration
 }
 
-const meterPeriod = 5 * time.Millisecond
+const meterPeriod = 10 * time.Millisecond
 
 func (c *Client) startMeter() *meter {
 	m := &meter{c: c, start: time.Now(), cpu: cpuTime(), opened: c.opened.Load(), stop: make(chan struct{}), ended: make(chan struct{})}

@@ -86,14 +86,27 @@ func saturated(p []point) bool { return len(p) >= 2 && lastGain(p) < gainLeft }
 
 // lastGain compares the last step with the one at about half of it.
 func lastGain(p []point) float64 {
-	last := p[len(p)-1]
-	half := p[len(p)-2]
+	half, last := lastDoubling(p)
+	return gain(half, last)
+}
+
+// lastDoubling is the last step and the one nearest to half of it.
+func lastDoubling(p []point) (half, last point) {
+	last = p[len(p)-1]
+	half = p[len(p)-2]
 	for _, q := range p[:len(p)-1] {
 		if math.Abs(math.Log(last.n/q.n/2)) < math.Abs(math.Log(last.n/half.n/2)) {
 			half = q
 		}
 	}
-	return gain(half, last)
+	return half, last
+}
+
+// rises tells that the last doubling gained enough, beyond chance.
+func rises(p []point) bool {
+	half, last := lastDoubling(p)
+	noise := t7 * math.Hypot(zeroNaN(half.relX), zeroNaN(last.relX)) / math.Log(last.n/half.n)
+	return gain(half, last) >= gainLeft && gain(half, last) > noise
 }
 
 // onset is the interval of concurrencies in which latency first exceeds
@@ -168,9 +181,8 @@ func (k *Knee) bounds(p []point) {
 			best = q
 		}
 	}
-	last2 := lastGain(p)
-	if last2 >= gainLeft {
-		k.Note = fmt.Sprintf("not reached: the last doubling, to %.0f, still brought %.0f %% of what it could; go on to higher steps", last.n, 100*last2)
+	if rises(p) {
+		k.Note = fmt.Sprintf("not reached: the last doubling, to %.0f, still brought %.0f %% of what it could; go on to higher steps", last.n, 100*lastGain(p))
 		k.Value = first.r * best.x
 		return
 	}
@@ -187,6 +199,9 @@ func (k *Knee) bounds(p []point) {
 	var notes []string
 	if first.n > 1 {
 		notes = append(notes, fmt.Sprintf("an upper bound: no step of concurrency 1 was run, and that of %.0f stands for it", first.n))
+	}
+	if lastGain(p) >= gainLeft {
+		notes = append(notes, "throughput was too unsteady to tell whether it still rises: run more --requests")
 	}
 	if k.Concurrency == 1 {
 		notes = append(notes, "one request at a time fills the server")

@@ -148,9 +148,9 @@ func (r *Runner) Warm(ctx context.Context) error {
 	}
 	if !good {
 		if mistake := r.Client.mistake.Load(); mistake != nil {
-			return fmt.Errorf("%w: %s: %w", ErrAllFailed, r.Client.target.URL, *mistake)
+			return fmt.Errorf("%w: %s: %w", ErrAllFailed, r.Client.target.Shown(), *mistake)
 		}
-		return fmt.Errorf("%w: %s: %s", ErrAllFailed, r.Client.target.URL, remedy(failure(&last)))
+		return fmt.Errorf("%w: %s: %s", ErrAllFailed, r.Client.target.Shown(), remedy(failure(&last)))
 	}
 	return nil
 }

@@ -46,6 +46,9 @@ func (p SweepPlan) journal() error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
+// ErrNotRestored tells that a sweep left settings changed.
+var ErrNotRestored = errors.New("the settings could not be restored")
+
 // restoreTime bounds the restoring, which goes on after a Ctrl-C.
 const restoreTime = 2 * time.Minute
 
@@ -62,7 +65,7 @@ func (p SweepPlan) restore(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
 		defer cancel()
 		if err := Restore(ctx, p.Journal); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			all = errors.Join(all, fmt.Errorf("the settings could not be restored: %w; try weir sweep --restore", err))
+			all = errors.Join(all, fmt.Errorf("%w: %w; try weir sweep --restore", ErrNotRestored, err))
 		}
 	}
 	return all

@@ -26,6 +26,7 @@ type Row struct {
 	MeanCI     [2]float64 `json:"mean_ci95_ms"`                // by batch means
 	RateCI     [2]float64 `json:"throughput_ci95_rps"`         // by batch means
 	Inflight   float64    `json:"mean_inflight"`               // throughput times latency, by Little's law
+	Delay      float64    `json:"client_delay_ms"`             // mean time from when a request was due to its start
 	Achieved   float64    `json:"achieved_rate_rps,omitempty"` // open loop: starts per second
 
 	Stages  map[string]float64 `json:"stages_ms"`       // means of one request; empty: nothing told
@@ -60,7 +61,9 @@ func summarizeStep(s *StepRun) Row {
 		good = append(good, o)
 		r.latencies = append(r.latencies, latency(o))
 		r.Audio += o.AudioSeconds
+		r.Delay += ms(o.Before)
 	}
+	r.Delay /= max(1, float64(len(good)))
 	r.Succeeded = len(good)
 	r.rates(s, good)
 	r.latency()

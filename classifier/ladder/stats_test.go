@@ -187,6 +187,21 @@ func TestAKneeIsRefusedOrNotFoundWhereThatIsSo(t *testing.T) {
 	})
 }
 
+func TestAnUnsteadyLastStepIsNoRise(t *testing.T) {
+	rows := func(noise float64) (all []Row) {
+		for n, x := range map[int]float64{1: 10, 2: 10, 4: 10, 8: 12.5} {
+			all = append(all, Row{Step: Step{Concurrency: n}, Sent: 200, Succeeded: 200, Throughput: x, Mean: 1000 * float64(n) / x, relRate: noise, relMean: noise})
+		}
+		return all
+	}
+	if k := FindKnee(rows(0.01), false); k.Concurrency != 0 || !strings.Contains(k.Note, "not reached") {
+		t.Errorf("a clear rise: %+v", k)
+	}
+	if k := FindKnee(rows(0.2), false); k.Concurrency != 1 || k.High < 2 || !strings.Contains(k.Note, "too unsteady") {
+		t.Errorf("a rise within noise: %+v", k)
+	}
+}
+
 func TestTheAdaptiveLadderDoublesUntilItIsFullAndBisectsTheOnset(t *testing.T) {
 	for places, want := range map[int]string{1: "[1 2]", 3: "[1 2 4 8 3]", 6: "[1 2 4 8 16 6 7]", 200: "[1 2 4 8 16 32]"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -220,6 +235,8 @@ func TestDoubtsAboutTheClientArePrinted(t *testing.T) {
 	}
 	for want, change := range map[string]func(r *Row){
 		"Little's law":                 func(r *Row) { r.Inflight = 3.5 },
+		"known to within 47 % only":    func(r *Row) { r.relRate = 0.2 },
+		"started 4.00 ms after they":   func(r *Row) { r.Concurrency, r.Rate, r.Delay = 0, 50, 4 },
 		"10 of 100 requests failed":    func(r *Row) { r.Succeeded = 90 },
 		"kept 3.5 of 4 cores busy":     func(r *Row) { r.Client.CPU = 3.5 },
 		"timers was 9.0 ms late":       func(r *Row) { r.Client.Late = 9 * time.Millisecond },

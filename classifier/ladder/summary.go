@@ -178,11 +178,13 @@ func (s *Summary) executions(run *Run) {
 const (
 	littleOff = 0.10 // throughput times latency over concurrency, from 1
 	rateOff   = 0.05 // achieved rate below the wanted one
+	delayOff  = 0.05 // starts after they were due, over the mean latency
 	cpuFull   = 0.70 // of the cores that the client may use
 	lateShare = 0.10 // the client's scheduling delay over the mean latency
 	lateLeast = 5 * time.Millisecond
 	manyLost  = 0.05 // failures
 	fewForP95 = 59
+	unsteady  = 0.25 // half width of throughput's interval, relative
 )
 
 // warn collects what weakens the numbers.
@@ -233,8 +235,14 @@ func (r *Row) doubts(paced bool) (w []string) {
 	if r.Concurrency > 0 && !paced && r.Succeeded == r.Sent && r.Stopped == "" && math.Abs(r.Inflight/float64(r.Concurrency)-1) > littleOff {
 		add("throughput times latency is %.2f, not %d, as Little's law has it: the client did not keep that many in flight", r.Inflight, r.Concurrency)
 	}
+	if half := t7 * zeroNaN(r.relRate); r.Concurrency > 0 && r.Round == "" && half > unsteady { // a sweep judges by its repeats
+		add("throughput was not steady and is known to within %.0f %% only: more --requests, or a quieter machine", 100*half)
+	}
 	if r.Rate > 0 && r.Achieved > 0 && r.Arrivals == Constant && r.Achieved < (1-rateOff)*r.Rate {
 		add("the client started %.3g requests/s, not %.3g: it is the limit; use --workers", r.Achieved, r.Rate)
+	}
+	if r.Rate > 0 && r.Delay > delayOff*r.Mean {
+		add("requests started %s ms after they were due, on average: too many are under way for --max-inflight, or the client is the limit; use --workers", number(r.Delay))
 	}
 	if r.Client.Cores > 0 && r.Client.CPU > cpuFull*float64(r.Client.Cores) {
 		add("the client kept %.1f of %d cores busy: it may be the limit; run it on another machine", r.Client.CPU, r.Client.Cores)

@@ -195,8 +195,11 @@ func (s *Summary) sweep(run *Run) {
 		s.Sweep = append(s.Sweep, rows...)
 		s.Effects = append(s.Effects, effects(round, rows)...)
 	}
-	s.drift(run)
+	drifted := s.drift(run)
 	s.Verdict = s.sweepVerdict(run)
+	if drifted {
+		s.Verdict.Confidence = min(s.Verdict.Confidence, driftConfidence)
+	}
 }
 
 func (s *Summary) sweepRow(round Round, value int) (row SweepRow, ok bool) {
@@ -239,8 +242,12 @@ func (s *Summary) sweepRow(round Round, value int) (row SweepRow, ok bool) {
 	return row, true
 }
 
-// Gains of throughput: what is worth a change of a setting.
-const worthwhile = 0.10
+// Gains of throughput: what is worth a change of a setting. A drift as large,
+// with the same settings, bounds the confidence of a verdict.
+const (
+	worthwhile      = 0.10
+	driftConfidence = 0.8
+)
 
 // effects compares the base with the best value above it, and with the lowest
 // below it.
@@ -276,8 +283,8 @@ func effect(factor string, a, b SweepRow) Effect {
 	if e.CI95[0] <= 0 && e.CI95[1] >= 0 {
 		word = "made no difference beyond noise:"
 	}
-	e.Text = fmt.Sprintf("%s from %d to %d %s %+.0f %% (95 %% interval %+.0f to %+.0f %%), latency from %.4g to %.4g ms, forward from %.4g to %.4g ms, waiting from %.4g to %.4g ms",
-		factor, e.From, e.To, word, 100*e.Gain, 100*e.CI95[0], 100*e.CI95[1], a.Mean, b.Mean, a.Forward, b.Forward, a.Queue, b.Queue)
+	e.Text = fmt.Sprintf("%s from %d to %d %s %+.0f %% (95 %% interval %+.0f to %+.0f %%), latency from %s to %s ms, forward from %s to %s ms, waiting from %s to %s ms",
+		factor, e.From, e.To, word, 100*e.Gain, 100*e.CI95[0], 100*e.CI95[1], number(a.Mean), number(b.Mean), number(a.Forward), number(b.Forward), number(a.Queue), number(b.Queue))
 	return e
 }
 
@@ -292,10 +299,7 @@ func welch(a, b samples) float64 {
 }
 
 // drift compares the base's first visits with its last ones.
-func (s *Summary) drift(run *Run) {
-	if len(run.Rounds) == 0 {
-		return
-	}
+func (s *Summary) drift(run *Run) (drifted bool) {
 	var base []float64
 	for _, r := range s.Steps {
 		if r.Round != "" && r.Factors[r.Round] == baseOf(run, r.Round) && r.Succeeded > 0 {
@@ -303,12 +307,14 @@ func (s *Summary) drift(run *Run) {
 		}
 	}
 	if len(base) < 2 {
-		return
+		return false
 	}
 	first, last := base[0], base[len(base)-1]
-	if change := last/first - 1; math.Abs(change) > worthwhile {
+	change := last/first - 1
+	if drifted = math.Abs(change) > worthwhile; drifted {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("with the same settings throughput went from %.3g to %.3g requests/s (%+.0f %%) during the sweep: something else changes; repeat it with more --repeats", first, last, 100*change))
 	}
+	return drifted
 }
 
 func baseOf(run *Run, factor string) int {
@@ -374,7 +380,17 @@ func (s *Summary) full(v *VerdictJSON, stages *VerdictJSON) {
 	if len(v.Warnings) > 0 {
 		v.Confidence = min(v.Confidence, 0.5)
 	}
+	if s.mayGain() {
+		v.Cause, v.Confidence = classifier.Unknown, 0
+		v.Advice = "throughput was too unsteady to tell: run more --repeats and --requests, or on a quieter machine"
+		return
+	}
 	v.Evidence = slices.Insert(v.Evidence, 0, "raising "+strings.Join(s.raised(), " or ")+" brought no throughput")
+}
+
+// mayGain tells that raising a setting seemed to bring something, within noise.
+func (s *Summary) mayGain() bool {
+	return slices.ContainsFunc(s.Effects, func(e Effect) bool { return e.To > e.From && e.Gain >= worthwhile && e.CI95[1] >= 2*worthwhile })
 }
 
 func (s *Summary) raised() (names []string) {

@@ -89,6 +89,15 @@ func (t *Target) webSocket() bool {
 	return ok
 }
 
+// Shown is the URL without its password, for reports and messages.
+func (t *Target) Shown() string {
+	u, err := url.Parse(t.URL)
+	if err != nil {
+		return t.URL
+	}
+	return u.Redacted()
+}
+
 // path is the route that classes the observations.
 func (t *Target) path() string {
 	u, err := url.Parse(t.URL)

@@ -117,3 +117,37 @@ func TestACommandRestoresTheBaseAfterCtrlC(t *testing.T) {
 	}
 	wantSettings(t, log, "2\n")
 }
+
+func TestASweepSaysThatItCouldNotRestoreAndKeepsItsJournal(t *testing.T) {
+	broken := filepath.Join(t.TempDir(), "broken")
+	s, err := ParseSetter([]string{"n"}, "cmd:test {n} != 2 || test ! -e "+broken, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := SweepPlan{
+		Rounds: []Round{{"n", []int{1, 2, 3}, 2}}, Setters: map[string]Setter{"n": s},
+		Concurrency: 1, Requests: 8, Repeats: 1, Journal: filepath.Join(t.TempDir(), "restore.json"),
+	}
+	if err := p.Check(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	n := 0
+	r := newRunner(t, lockedHandler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		if n++; n == 25 {
+			_ = os.WriteFile(broken, nil, 0o644)
+			cancel()
+		}
+	})), Target{})
+	r.Pause = 0
+	if _, err := r.Sweep(ctx, p); !errors.Is(err, ErrNotRestored) || !strings.Contains(err.Error(), "weir sweep --restore") {
+		t.Errorf("err %v", err)
+	}
+	if _, err := os.Stat(p.Journal); err != nil {
+		t.Errorf("the journal is gone: %v", err)
+	}
+	_ = os.Remove(broken)
+	if err := Restore(t.Context(), p.Journal); err != nil {
+		t.Error(err)
+	}
+}
