@@ -437,8 +437,10 @@ func (f *filter) failed(status int) bool {
 // when the server does not end it within a second. In observability mode that
 // happens some time after the request.
 func (f *filter) destroy() {
-	if f.closed || f.stream == nil {
+	if f.stream == nil {
 		f.cancel()
+	}
+	if f.closed || f.stream == nil {
 		return
 	}
 	f.closed = true
