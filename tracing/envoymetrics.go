@@ -1,7 +1,6 @@
 package tracing
 
 import (
-	"context"
 	"fmt"
 
 	"go.opentelemetry.io/otel/metric"
@@ -19,38 +18,22 @@ type EnvoyGauges struct {
 
 // Envoy adds the instruments that concern an Envoy.
 func (m *Metrics) Envoy(g EnvoyGauges) error {
-	meter := m.provider.Meter("weir")
-	var errs []error
-	counter := func(name, unit, help string, read func() (int64, bool)) {
-		_, err := meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(help),
-			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-				if v, ok := read(); ok {
-					o.Observe(v)
-				}
-				return nil
-			}))
-		errs = append(errs, err)
-	}
-	counter("weir.envoy.access_log.entries", "{entry}", "Entries of Envoy's access log that came.", always(g.Entries))
-	counter("weir.envoy.ext_proc.streams", "{request}", "Requests for which Envoy asked weir.", always(g.Streams))
-	counter("weir.envoy.ext_proc.bypassed", "{request}", "Requests that Envoy let through without weir's answer, by Envoy's count.", g.Bypassed)
-	counter("weir.envoy.runtime.nacks", "{refusal}", "Runtime keys that an Envoy refused.", always(g.NACKs))
-	_, err := meter.Float64ObservableGauge("weir.envoy.access_log.coverage", metric.WithUnit("1"),
-		metric.WithDescription("Share of Envoy's requests of the last minute that its access log brought."),
-		metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error {
-			if v, ok := g.Coverage(); ok {
-				o.Observe(v)
-			}
-			return nil
-		}))
-	for _, e := range append(errs, err) {
-		if e != nil {
-			return fmt.Errorf("metrics: %w", e)
+	i := instruments{meter: m.provider.Meter("weir")}
+	i.total("weir.envoy.access_log.entries", "{entry}", "Entries of Envoy's access log that came.", func(o metric.Int64Observer) { o.Observe(g.Entries()) })
+	i.total("weir.envoy.ext_proc.streams", "{request}", "Requests for which Envoy asked weir.", func(o metric.Int64Observer) { o.Observe(g.Streams()) })
+	i.total("weir.envoy.ext_proc.bypassed", "{request}", "Requests that Envoy let through without weir's answer, by Envoy's count.", func(o metric.Int64Observer) {
+		if n, ok := g.Bypassed(); ok {
+			o.Observe(n)
 		}
+	})
+	i.total("weir.envoy.runtime.nacks", "{refusal}", "Runtime keys that an Envoy refused.", func(o metric.Int64Observer) { o.Observe(g.NACKs()) })
+	i.gauge("weir.envoy.access_log.coverage", "1", "Share of Envoy's requests of the last minute that its access log brought.", func(o metric.Float64Observer) {
+		if share, ok := g.Coverage(); ok {
+			o.Observe(share)
+		}
+	})
+	if i.err != nil {
+		return fmt.Errorf("metrics: %w", i.err)
 	}
 	return nil
-}
-
-func always(read func() int64) func() (int64, bool) {
-	return func() (int64, bool) { return read(), true }
 }

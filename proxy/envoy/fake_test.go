@@ -96,6 +96,7 @@ type life struct {
 	start  time.Time
 
 	poolReady                                              time.Duration
+	mu                                                     sync.Mutex // guards lastRx, lastTx and in while the body may still be read
 	lastRx, firstTx, lastTx, firstUpRx, lastUpRx, downLast time.Time
 	status                                                 int
 	header, trailer                                        http.Header
@@ -197,9 +198,11 @@ func (l *life) forward(fields map[string]string) {
 		}
 	}
 	res, err := l.envoy.client.Do(req)
+	l.mu.Lock()
 	if l.lastRx.IsZero() {
 		l.lastRx, l.lastTx = l.firstTx, l.firstTx
 	}
+	l.mu.Unlock()
 	if err != nil {
 		if l.r.Context().Err() != nil {
 			l.flags.DownstreamConnectionTermination = true
@@ -286,6 +289,8 @@ type countedBody struct {
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	b.life.mu.Lock()
+	defer b.life.mu.Unlock()
 	b.life.in += int64(n)
 	if err != nil {
 		now := time.Now()
@@ -432,8 +437,10 @@ func (f *filter) failed(status int) bool {
 // when the server does not end it within a second. In observability mode that
 // happens some time after the request.
 func (f *filter) destroy() {
-	if f.closed || f.stream == nil {
+	if f.stream == nil {
 		f.cancel()
+	}
+	if f.closed || f.stream == nil {
 		return
 	}
 	f.closed = true
@@ -581,6 +588,8 @@ func (l *life) logEntry() {
 	if log == nil {
 		return
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	since := func(t time.Time) *durationpb.Duration {
 		if t.IsZero() {
 			return nil

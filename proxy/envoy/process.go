@@ -62,7 +62,6 @@ type exchange struct {
 	grpc    bool // the request is one of gRPC
 	stamped bool // the request brought an X-Request-Start
 	entered bool
-	told    bool // the server sent a load report of its own
 }
 
 // errEnd ends a stream that needs nothing more.
@@ -337,7 +336,6 @@ const envoyReply = "envoy_reply"
 func (x *exchange) takeLoad(m *corev3.HeaderMap, trailer bool) {
 	for _, h := range m.GetHeaders() {
 		if isLoadReport(h.Key) {
-			x.told = true
 			x.loads.take(&x.pass.Observation, x.rules.Ingest, h.Key, textOf(h), trailer)
 		}
 	}

@@ -61,6 +61,7 @@ const (
 	maxHold   = 8 * time.Second
 	maxLate   = flushTime + maxHold
 	maxHeld   = 1 << 16 // entries; one more pushes the oldest out
+	maxEvents = 1 << 17 // of a timeline
 )
 
 // replayPeriod is how often the replay looks at what it holds.
@@ -156,6 +157,10 @@ type timeline struct {
 }
 
 func (t *timeline) add(at int64) {
+	if len(t.at) == maxEvents {
+		t.older += maxEvents / 2
+		t.at = slices.Delete(t.at, 0, maxEvents/2)
+	}
 	i := len(t.at)
 	for i > 0 && t.at[i-1] > at {
 		i--

@@ -57,7 +57,7 @@ func (x *exchange) trailed() *procv3.ProcessingResponse {
 
 // report is weir's load report, where one is asked for and the server sends none.
 func (x *exchange) report() *orca.OrcaLoadReport {
-	if !x.orca || x.told || x.loads.reporting() {
+	if !x.orca || x.loads.reporting() {
 		return nil
 	}
 	return ownLoad(x.gate.State(), x.pass.QueueWait())

@@ -1,3 +1,8 @@
+//go:build parts
+
+// These tests play loads in real time: they carry the tag because the race
+// detector, under which all others run, makes the machine too slow for them.
+
 package envoy
 
 import (
@@ -49,9 +54,6 @@ func ladder(s asrsim.Scenario, limited bool) func(*proxy.Config) {
 
 // The same overload gives the same verdict, whichever way weir sees it.
 func TestOneVerdictWhicheverWay(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 15 s")
-	}
 	type seen struct {
 		name, way string
 		v         classifier.Verdict

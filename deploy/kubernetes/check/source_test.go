@@ -100,8 +100,8 @@ func metrics(t *testing.T) map[string]metric {
 	t.Helper()
 	namer := otlptranslator.NewMetricNamer("", otlptranslator.UnderscoreEscapingWithSuffixes)
 	found := make(map[string]metric)
-	file := parseGo(t, "tracing/metrics.go")
-	ast.Inspect(file, func(n ast.Node) bool {
+	var file *ast.File
+	look := func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
 		if !ok || len(call.Args) < 3 {
 			return true
@@ -132,7 +132,11 @@ func metrics(t *testing.T) map[string]metric {
 		}
 		found[m.prometheus] = m
 		return true
-	})
+	}
+	for _, name := range []string{"tracing/metrics.go", "tracing/envoymetrics.go"} {
+		file = parseGo(t, name)
+		ast.Inspect(file, look)
+	}
 	if len(found) < 10 {
 		t.Fatalf("tracing/metrics.go makes %d instruments; is instruments' receiver no longer i?", len(found))
 	}
