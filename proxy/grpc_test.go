@@ -82,7 +82,7 @@ func within10s(t *testing.T) context.Context {
 
 const (
 	recognize = "/nvidia.riva.asr.RivaSpeechRecognition/Recognize"
-	asStream = "/nvidia.riva.asr.RivaSpeechRecognition/StreamingRecognize"
+	asStream  = "/nvidia.riva.asr.RivaSpeechRecognition/StreamingRecognize"
 )
 
 var both = &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
