@@ -14,9 +14,10 @@ import (
 var (
 	layers = map[string][]string{
 		"weir":                 {"weir/proxy", "weir/classifier", "weir/examples/asrsim"},
-		"weir/proxy":           {"weir/proxy/page", "weir/tracing", "weir/classifier"},
+		"weir/proxy":           {"weir/proxy/page", "weir/tracing", "weir/evidence", "weir/classifier"},
 		"weir/proxy/page":      {},
 		"weir/tracing":         {"weir/classifier"},
+		"weir/evidence":        {"weir/classifier"},
 		"weir/classifier":      {},
 		"weir/examples/asrsim": {},
 		"weir/examples/bench":  nil, // compares weir with others, so it knows them
@@ -28,6 +29,7 @@ var (
 		"github.com/valyala/fasthttp":    "weir/proxy",
 		"go.yaml.in/":                    "weir/proxy",
 		"github.com/envoyproxy/go-contr": "weir/proxy/envoy",
+		"github.com/NVIDIA/go-nvml":      "weir/evidence",
 	}
 )
 

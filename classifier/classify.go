@@ -20,13 +20,14 @@ func Classify(r Report, t Thresholds) Verdict {
 	q.prepare()
 	for _, ask := range []func(*question) bool{
 		(*question).tooFew, (*question).impossible, (*question).wrongUnit, (*question).unsynced,
-		(*question).client, (*question).healthy, (*question).batchDelay, (*question).untimed,
-		(*question).ownStage, (*question).unexplained, (*question).overBatched, (*question).forward, (*question).queue,
+		(*question).client, (*question).healthy, (*question).batchDelay, (*question).byDevice, (*question).untimed,
+		(*question).ownStage, (*question).unexplained, (*question).overBatched, (*question).hostBound, (*question).forward, (*question).queue,
 	} {
 		if ask(&q) {
 			break
 		}
 	}
+	q.sayServer()
 	q.v.Class, q.v.Report, q.v.Warnings = r.Class, r, q.Warnings
 	return q.v
 }
@@ -54,6 +55,9 @@ func (q *question) prepare() {
 		q.periods = float64(q.Means.Queue+q.Means.ServerQueue) / float64(d)
 	}
 	q.busy = q.BusyQueued / math.Max(1, q.t.Instances)
+	if q.BusyFrom != "" { // a share already
+		q.busy = q.BusyQueued
+	}
 }
 
 // over is the part of each stage above that of b.

@@ -49,6 +49,8 @@ func (l *loader) check() {
 	l.checkRoutes()
 	l.checkTimings()
 	l.checkThresholds()
+	l.checkSources("server_metrics", c.ServerMetrics, false)
+	l.checkSources("device", c.Device, true)
 	l.oneOf("half_close", c.HalfClose, "abort", "keep")
 	l.oneOf("log_format", c.LogFormat, "text", "json")
 	l.oneOf("log_level", c.LogLevel, "debug", "info", "warn", "error")

@@ -73,6 +73,9 @@ func NewSidecar(ctx context.Context, cfg Config, o SidecarOptions) (_ *Sidecar, 
 		spans: s.spans, metrics: s.metrics, logs: s.logs, logger: s.logger, length: cfg.Window.Duration(),
 		recent: newRing[classifier.Observation](cfg.Records),
 	}
+	if err := s.watch.ask(cfg); err != nil {
+		return nil, err
+	}
 	if err := s.apply(cfg); err != nil {
 		return nil, err
 	}
@@ -206,6 +209,7 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	sinkCtx, stopSink := context.WithCancel(context.Background())
 	var sink sync.WaitGroup
 	sink.Go(func() { s.sink.Run(sinkCtx, s.watch.take, s.watch.tick) })
+	sink.Go(func() { s.watch.evidence.Run(sinkCtx) })
 	failed := make(chan error, 2)
 	go func() { failed <- s.server.Serve(s.listener) }()
 	go func() { failed <- admin.Serve(s.adminListener) }()

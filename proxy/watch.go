@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weir/classifier"
+	"weir/evidence"
 	"weir/tracing"
 )
 
@@ -24,6 +25,8 @@ type watch struct {
 	metrics    *tracing.Metrics
 	logs       *tracing.Logs
 	logger     *slog.Logger
+	evidence   *evidence.Collector // nil: nothing beside the requests is asked
+	external   map[string]*classifier.External
 	length     time.Duration
 	mu         sync.Mutex // guards what follows
 	thresholds classifier.Thresholds
@@ -31,6 +34,7 @@ type watch struct {
 	latchKeep  time.Duration
 	verdicts   []classifier.Verdict // one a class, the busiest first
 	recent     ring[classifier.Observation]
+	answered   map[string]uint64 // requests answered well, by class
 	past       map[string]*past
 }
 
@@ -75,6 +79,7 @@ func (w *watch) take(o *classifier.Observation) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.recent.push(*o)
+	w.count(o)
 	if d, ok := o.In(classifier.StageForward); ok {
 		if p := w.pastOf(o.Class); p != nil {
 			p.forward.push(forwardPoint{o.BatchSize, o.Inflight, milliseconds(d)})
@@ -119,6 +124,7 @@ func (w *watch) judge(reports []classifier.Report, now time.Time) {
 			w.latches[r.Class] = l
 		}
 		l.For, l.KeepFor = latchFor, latchKeep
+		w.fill(&r)
 		shown, changed := l.Update(classifier.Classify(r, thresholds), now)
 		if changed {
 			w.tell(shown, l.cause)
@@ -131,6 +137,7 @@ func (w *watch) judge(reports []classifier.Report, now time.Time) {
 	for class := range w.latches {
 		if !seen[class] {
 			delete(w.latches, class)
+			delete(w.external, class)
 		}
 	}
 	sortByTime(verdicts)

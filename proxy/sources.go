@@ -1,0 +1,77 @@
+package proxy
+
+import (
+	"strings"
+	"time"
+
+	"weir/classifier"
+	"weir/evidence"
+)
+
+// Readings come several times a window, so that a window's ends lie close to
+// one.
+const readingsOfWindow = 5
+
+// ask readies the sources beside the requests that the configuration names.
+func (w *watch) ask(cfg Config) (err error) {
+	network, address := cfg.ServerAddress()
+	base := ""
+	if network == "tcp" {
+		base = "http://" + address
+	}
+	w.answered, w.external = make(map[string]uint64), make(map[string]*classifier.External)
+	w.evidence, err = evidence.New(evidence.Options{
+		Server: base, Metrics: strings.Fields(cfg.ServerMetrics), Devices: strings.Fields(cfg.Device),
+		Interval: min(max(cfg.Window.Duration()/readingsOfWindow, 200*time.Millisecond), 5*time.Second), Answered: w.answers,
+	})
+	return err
+}
+
+// checkSources finds addresses that cannot be asked.
+func (l *loader) checkSources(key, addresses string, device bool) {
+	for address := range strings.FieldsSeq(addresses) {
+		if err := evidence.Check(address, device); err != nil {
+			l.fault(key, "value %v", err)
+		}
+	}
+}
+
+// maxCounted bounds the classes that are counted; routes are configured, so
+// that more are no classes of their own.
+const maxCounted = 256
+
+// count counts an answer as servers count requests: those that went well. The
+// caller holds mu.
+func (w *watch) count(o *classifier.Observation) {
+	if w.answered == nil || o.Outcome != classifier.OK || o.Status >= 400 || o.Upgraded {
+		return
+	}
+	if _, known := w.answered[o.Class]; known || len(w.answered) < maxCounted {
+		w.answered[o.Class]++
+	}
+}
+
+// answers is a copy of the counts.
+func (w *watch) answers() map[string]uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m := make(map[string]uint64, len(w.answered))
+	for class, n := range w.answered {
+		m[class] = n
+	}
+	return m
+}
+
+// fill adds what was told beside the requests to a report.
+func (w *watch) fill(r *classifier.Report) {
+	if w.evidence == nil || r.Requests == 0 {
+		return
+	}
+	e := w.external[r.Class]
+	if e == nil {
+		e = &classifier.External{}
+		w.external[r.Class] = e
+	}
+	servers, devices := w.evidence.Between(r.Class, r.Start, r.End)
+	e.Fill(r, servers, devices)
+}
