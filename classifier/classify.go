@@ -392,9 +392,12 @@ func (q *question) undetermined() bool {
 		q.sayCopies()
 		q.decide(Mixed, above(q.busy, q.t.DeviceFull), "the device is full with copies and with compute: "+q.copyAdvice()+"; then look again")
 		return q.doubt("")
-	case q.BusyOK && q.busy >= q.t.DeviceFull && q.Batch <= 1.05:
+	case q.BusyOK && q.busy >= q.t.DeviceFull && q.Batch <= 1.05 && (q.Batch > 0 || q.BusyFrom == ""):
 		q.decide(Compute, above(q.busy, q.t.DeviceFull), "another replica or a faster device; if the server can batch, try its max_batch_size above 1 first")
 		return q.doubt("the batch was always one, so whether batching is free is not known")
+	case q.BusyFrom != "" && q.busy >= q.t.DeviceFull && q.Batch == 0:
+		q.decide(Compute, above(q.busy, q.t.DeviceFull), "another replica or a faster device; if the server batches, try a larger batch first")
+		return q.doubt("the device is always busy, but whether a larger batch would cost it more is not known")
 	case q.part(q.grown.Forward) > 0.25:
 		q.decide(Compute, 0, computeAdvice)
 		return q.doubt("whether a larger batch is free is not known: the batch hardly varied")

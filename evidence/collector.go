@@ -281,6 +281,7 @@ func (c *Collector) get(ctx context.Context, u string) ([]byte, error) {
 type Status struct {
 	Source string    `json:"source"`
 	Server string    `json:"server"` // the kind found; empty: none yet
+	Place  string    `json:"place"`  // where auto found it
 	Device bool      `json:"device"`
 	Asked  time.Time `json:"asked"`
 	Error  string    `json:"error"` // of the last try; empty: it went well
@@ -297,6 +298,7 @@ func (c *Collector) Status() []Status {
 		st := Status{Source: one.address, Device: one.device, Asked: one.tried}
 		if n := len(one.readings); n > 0 {
 			st.Server = one.readings[n-1].server
+			st.Place = one.readings[n-1].place
 		}
 		if one.err != nil {
 			st.Error = one.err.Error()
@@ -324,11 +326,16 @@ func (c *Collector) Between(class string, start, end time.Time) (list []classifi
 	return list, load
 }
 
-func (s *source) name(server string) string {
-	if server == "" {
-		return s.address
+// name is the source as evidence names it: what it is, and where.
+func (s *source) name(r *reading) string {
+	address := s.address
+	if r != nil && r.place != "" {
+		address = r.place
 	}
-	return server + " at " + s.address
+	if r == nil || r.server == "" {
+		return address
+	}
+	return r.server + " at " + address
 }
 
 // span is the pair of readings that lies closest around a stretch of time.
@@ -350,23 +357,23 @@ func (s *source) aggregate(class string, start, end time.Time, interval time.Dur
 	if s.device || !isWork(class) {
 		return nil
 	}
-	refuse := func(server, format string, args ...any) []classifier.Aggregate {
-		return []classifier.Aggregate{{Source: s.name(server), Refused: fmt.Sprintf(format, args...)}}
-	}
 	from, to := s.span(start, end)
+	refuse := func(format string, args ...any) []classifier.Aggregate {
+		return []classifier.Aggregate{{Source: s.name(to), Refused: fmt.Sprintf(format, args...)}}
+	}
 	stale := to == nil || end.Sub(to.at) > missable*interval+maxWait
 	switch {
 	case stale && s.err != nil:
-		return refuse("", "%v", s.err)
+		return refuse("%v", s.err)
 	case stale, from == to:
 		return nil // it has just begun
 	}
 	d, ok := to.since(from)
 	if !ok {
-		return refuse(to.server, "its counters ran backwards: it was started anew")
+		return refuse("its counters ran backwards: it was started anew")
 	}
 	a := joined{d.aggregate(from.at, to.at)}
-	a.Source = s.name(to.server)
+	a.Source = s.name(to)
 	s.gauges(&a, start, end)
 	if to.answered[class] == from.answered[class] {
 		return nil
@@ -403,7 +410,7 @@ func (s *source) load(start, end time.Time) (d classifier.Device, ok bool) {
 	d.PCIe = s.mean(fPCIe, start, end)
 	d.Source = s.address
 	if n := len(s.readings); n > 0 {
-		d.Source = s.name(s.readings[n-1].server)
+		d.Source = s.name(&s.readings[n-1])
 	}
 	return d, d.Busy.OK || d.Memory.OK
 }

@@ -58,6 +58,7 @@ type number struct {
 type reading struct {
 	at       time.Time
 	server   string // the kind of server, as in "vLLM"
+	place    string // where it was found; "": where the source says
 	numbers  [numFields]number
 	sizes    map[int]sizeCost  // by batch size
 	answered map[string]uint64 // weir's own answers by class, at that instant

@@ -46,11 +46,14 @@ func (f *finder) ask(ctx context.Context, c *Collector) (reading, error) {
 	found := f.found
 	f.mu.Unlock()
 	if found != "" {
-		return c.scrape(ctx, found, nil, false)
+		r, err := c.scrape(ctx, found, nil, false)
+		r.place = found
+		return r, err
 	}
 	for _, place := range Places(f.server) {
 		r, err := c.scrape(ctx, place, nil, false)
 		if err == nil && r.server != "" {
+			r.place = place
 			f.mu.Lock()
 			f.found = place
 			f.mu.Unlock()

@@ -94,6 +94,8 @@ type classJSON struct {
 	Warnings   []string     `json:"warnings"`
 	Evidence   []string     `json:"evidence"`
 	Advice     string       `json:"advice"`
+	StagesFrom string       `json:"stages_from"` // "": the requests' own timings
+	Device     *deviceJSON  `json:"device"`      // null: none is told
 }
 
 func classOf(v classifier.Verdict) classJSON {
@@ -108,6 +110,7 @@ func classOf(v classifier.Verdict) classJSON {
 	if l := r.Forward; l.OK {
 		c.Forward = &forwardJSON{milliseconds(l.Slope), milliseconds(l.Intercept), l.Elasticity, l.CI95, l.Against, l.N}
 	}
+	c.StagesFrom, c.Device = r.StagesFrom, deviceOf(r.Device)
 	return c
 }
 

@@ -75,3 +75,18 @@ func (w *watch) fill(r *classifier.Report) {
 	servers, devices := w.evidence.Between(r.Class, r.Start, r.End)
 	e.Fill(r, servers, devices)
 }
+
+type deviceJSON struct {
+	Source string  `json:"source"`
+	Busy   float64 `json:"busy"`
+	Memory float64 `json:"memory_bytes,omitempty"`
+	Total  float64 `json:"memory_total_bytes,omitempty"`
+	PCIe   float64 `json:"pcie_bytes_per_second,omitempty"`
+}
+
+func deviceOf(d *classifier.Device) *deviceJSON {
+	if d == nil {
+		return nil
+	}
+	return &deviceJSON{d.Source, d.Busy.Value, d.Memory.Value, d.MemoryTotal.Value, d.PCIe.Value}
+}
