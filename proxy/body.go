@@ -8,6 +8,8 @@ import (
 	"math"
 	"strconv"
 	"sync/atomic"
+
+	"weir/tracing"
 )
 
 // A body is how the end of a message body is told.
@@ -36,6 +38,7 @@ type relay struct {
 	w       *bufio.Writer
 	dechunk bool                     // write the bare bytes, for a peer that knows no chunks
 	trailer func(name, value []byte) // shown each trailer field; may be nil
+	seen    *tracing.Body            // takes the payload as it passes; may be nil
 	moved   int64                    // payload bytes so far
 	ending  *atomic.Bool             // set before the bytes that end the body are written; may be nil
 }
@@ -94,6 +97,9 @@ func (b *relay) write(p []byte, last bool) error {
 	}
 	b.moved += int64(len(p))
 	_, err := b.w.Write(p)
+	if b.seen != nil {
+		b.seen.Add(p)
+	}
 	return written(err)
 }
 

@@ -33,7 +33,7 @@ type Config struct {
 	Records        int                   `yaml:"records" restart:"yes" help:"Latest requests that the live page keeps."`
 	Thresholds     classifier.Thresholds `yaml:"thresholds" help:"The constants of the verdict. One given alone changes no other."`
 
-	Timings      []tracing.Mapping `yaml:"timings" group:"Timings" help:"Names that your server uses for its stages, as in [{name: x-decode-ms, stage: preprocess, unit: ms}]: a response header or Server-Timing metric; queue, preprocess, transfer, forward, postprocess, other or total; ms, s, us or ns, or no unit for a metric in ms."`
+	Timings      []tracing.Mapping `yaml:"timings" group:"Timings" help:"Names that your server uses for its stages, as in [{name: x-decode-ms, stage: preprocess, unit: ms}]: a response header or Server-Timing metric; queue, preprocess, transfer, forward, postprocess, other or total; ms, s, us or ns, or no unit for a metric in ms. For a number in a JSON answer, {pointer: /timings/decode, stage: forward, unit: ms}."`
 	ServerTiming bool              `yaml:"server_timing" help:"Tell clients, too, in Server-Timing where the time went."`
 	RequestStart bool              `yaml:"request_start" help:"Tell the server in X-Request-Start when the request came."`
 

@@ -229,6 +229,7 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 	serverStays := !c.res.close && (c.res.minor != '0' || c.res.alive) && (down.chunked || down.length >= 0)
 	keep = serverStays && !c.req.close && (c.req.minor != '0' || c.req.alive && !down.dechunk) &&
 		(!c.up.running || c.up.ending.Load()) && !c.srv.draining()
+	down.seen = c.watchBody(status)
 	c.appendAnswer(&down, keep)
 	c.answered = true
 	o.Overhead += time.Since(o.Responded)
@@ -242,6 +243,7 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 		}
 	}
 	o.Done = time.Now()
+	c.readBody(down.seen)
 	if err != nil {
 		return false, &answerError{err}
 	}

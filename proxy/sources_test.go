@@ -117,7 +117,10 @@ func TestAServersMetricsFillTheReportAndAHangingPageCostsNothing(t *testing.T) {
 		}
 		return nil
 	}
-	r.eventually(func() bool { c := class(); return c != nil && c.StagesFrom == "vLLM at http://"+addr+"/metrics" && c.Device != nil }, "the stages come from the metrics")
+	r.eventually(func() bool {
+		c := class()
+		return c != nil && c.StagesFrom == "vLLM at http://"+addr+"/metrics" && c.Device != nil
+	}, "the stages come from the metrics")
 	c := class()
 	if q, f := c.Shares.ServerQueue, c.Shares.Forward; q < 0.35 || q > 0.55 || f < 0.35 || f > 0.55 || c.Timed == 0 {
 		t.Errorf("shares %+v, %d timed", c.Shares, c.Timed)

@@ -114,7 +114,7 @@ func (m *Metrics) begin() {
 	for _, word := range []string{"queue_full", "queue_timeout", "shutting_down"} {
 		m.rejected.Add(context.Background(), 0, m.word("error.type", word)...)
 	}
-	for _, word := range []string{"none", "header", "trailer"} {
+	for _, word := range []string{"none", "header", "trailer", "body", "otlp"} {
 		m.observations.Add(context.Background(), 0, m.word("weir.timing.source", word)...)
 	}
 }
