@@ -196,7 +196,9 @@ func (o *Observation) Stream() time.Duration {
 	return between(o.Responded, o.Done)
 }
 
-func (o *Observation) streamTimed() bool { return o.Source == "trailer" || o.Source == "body" }
+func (o *Observation) streamTimed() bool {
+	return o.Source == "trailer" || o.Source == "body" || o.Source == "otlp"
+}
 
 // In sums what the server reported for one stage, leaving out what cannot be
 // true; ok is false if it reported nothing.

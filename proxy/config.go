@@ -40,6 +40,10 @@ type Config struct {
 	ServerMetrics string `yaml:"server_metrics" restart:"yes" help:"Where the server tells its own figures, for servers that put no timings in their answers: the URLs of its metrics page or of Triton's /v2/models/stats, with a space between two, or auto to look for it. A fragment selects series by label, as in #model_name=large. Empty: nowhere."`
 	Device        string `yaml:"device" restart:"yes" help:"Where the device's load is told: the URL of a DCGM exporter, of Triton's or TorchServe's metrics, with #gpu=0 or the like to select; nvidia-smi; or nvml. Empty: nowhere."`
 
+	OTLPGRPC string   `yaml:"otlp_grpc" restart:"yes" help:"Address where the server may send its own OpenTelemetry spans (and metrics and logs) by gRPC: weir reads the stages in them and passes all of it on to where OTEL_* sends weir's own. As in 127.0.0.1:4317. Empty: off."`
+	OTLPHTTP string   `yaml:"otlp_http" restart:"yes" help:"The same by HTTP, as in 127.0.0.1:4318. Empty: off."`
+	OTLPWait Duration `yaml:"otlp_wait" restart:"yes" help:"How long a finished request waits for the server's spans; exporters gather them for 5s by default."`
+
 	ConnectTimeout  Duration `yaml:"connect_timeout" group:"Connections" help:"Longest time to connect to the server."`
 	HeadTimeout     Duration `yaml:"head_timeout" help:"Longest time for the head of a request to come. 0: no limit."`
 	BodyTimeout     Duration `yaml:"body_timeout" help:"Longest silence within the body of a request. 0: no limit."`
@@ -81,6 +85,7 @@ func DefaultConfig() Config {
 		},
 		Window: seconds(10), VerdictFor: seconds(20), VerdictKeepFor: seconds(30), Records: 1000,
 		Thresholds:     classifier.DefaultThresholds(),
+		OTLPWait:       seconds(7),
 		ConnectTimeout: seconds(5), HeadTimeout: seconds(30), BodyTimeout: seconds(300), WriteTimeout: seconds(300),
 		MaxHeadSize: 64 << 10, HalfClose: "abort", DrainTimeout: seconds(30),
 		TrustParent: true, LogFormat: "text", LogLevel: "info",

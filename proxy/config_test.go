@@ -506,7 +506,7 @@ func TestRestartNamesWhatAReloadCannotChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"server", "listen", "admin", "window", "records", "server_metrics", "device", "trust_parent", "keep_slow", "keep_queue_share", "log_format"}
+	want := []string{"server", "listen", "admin", "window", "records", "server_metrics", "device", "otlp_grpc", "otlp_http", "otlp_wait", "trust_parent", "keep_slow", "keep_queue_share", "log_format"}
 	if got := Restart(DefaultConfig(), c); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

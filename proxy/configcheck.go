@@ -49,6 +49,8 @@ func (l *loader) check() {
 	l.checkRoutes()
 	l.checkTimings()
 	l.checkThresholds()
+	l.checkTaps()
+	between(l, "otlp_wait", c.OTLPWait, Duration(time.Millisecond), seconds(60))
 	l.checkSources("server_metrics", c.ServerMetrics, false)
 	l.checkSources("device", c.Device, true)
 	l.oneOf("half_close", c.HalfClose, "abort", "keep")

@@ -79,7 +79,10 @@ func NewSidecar(ctx context.Context, cfg Config, o SidecarOptions) (_ *Sidecar, 
 	if err := s.apply(cfg); err != nil {
 		return nil, err
 	}
-	return s, s.listen(cfg)
+	if err := s.listen(cfg); err != nil {
+		return nil, err
+	}
+	return s, s.newTap(cfg, o)
 }
 
 func (s *Sidecar) newServer(cfg Config, o SidecarOptions) error {
@@ -143,6 +146,7 @@ func (s *Sidecar) apply(cfg Config) error {
 	if err != nil {
 		return err
 	}
+	s.watch.tap.SetIngest(ingest)
 	router, err := NewRouter(cfg.Routes)
 	if err != nil {
 		return err
@@ -210,6 +214,7 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	var sink sync.WaitGroup
 	sink.Go(func() { s.sink.Run(sinkCtx, s.watch.take, s.watch.tick) })
 	sink.Go(func() { s.watch.evidence.Run(sinkCtx) })
+	sink.Go(func() { s.watch.tap.Run(sinkCtx) })
 	failed := make(chan error, 2)
 	go func() { failed <- s.server.Serve(s.listener) }()
 	go func() { failed <- admin.Serve(s.adminListener) }()
@@ -228,6 +233,7 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	}
 	stopSink()
 	sink.Wait()
+	s.watch.tap.Release(time.Now(), true, s.watch.settle)
 	s.flush()
 	_ = admin.Close()
 	return err

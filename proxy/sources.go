@@ -6,6 +6,7 @@ import (
 
 	"weir/classifier"
 	"weir/evidence"
+	"weir/tracing"
 )
 
 // Readings come several times a window, so that a window's ends lie close to
@@ -89,4 +90,40 @@ func deviceOf(d *classifier.Device) *deviceJSON {
 		return nil
 	}
 	return &deviceJSON{d.Source, d.Busy.Value, d.Memory.Value, d.MemoryTotal.Value, d.PCIe.Value}
+}
+
+// newTap opens the ports for the server's own telemetry, if there are any.
+func (s *Sidecar) newTap(cfg Config, o SidecarOptions) (err error) {
+	opts := tracing.Options{Getenv: o.Getenv, Version: o.Version, Logger: s.logger}
+	s.watch.tap, err = tracing.NewTap(opts, tracing.TapOptions{GRPC: cfg.OTLPGRPC, HTTP: cfg.OTLPHTTP, Wait: cfg.OTLPWait.Duration()},
+		s.server.settings().ingest)
+	return err
+}
+
+// checkTaps finds ports that would be taken twice.
+func (l *loader) checkTaps() {
+	c := &l.cfg
+	taken := map[string]string{"listen": c.Listen, "admin": c.Admin}
+	for _, one := range []struct{ key, address string }{{"otlp_grpc", c.OTLPGRPC}, {"otlp_http", c.OTLPHTTP}} {
+		if one.address == "" || !l.checkListen(one.key, one.address) {
+			continue
+		}
+		for _, other := range []string{"listen", "admin", "otlp_grpc"} {
+			if a, ok := taken[other]; ok && overlap(a, one.address) {
+				l.fault(one.key, "%s and %s are one address; choose another port", one.address, other)
+			}
+		}
+		taken[one.key] = one.address
+	}
+}
+
+// tapJSON is what the page tells of the server's own telemetry; null if weir
+// takes none.
+func (w *watch) tapJSON() map[string]any {
+	if w.tap == nil {
+		return nil
+	}
+	grpc, http := w.tap.Addrs()
+	held, lost := w.tap.Held()
+	return map[string]any{"grpc": grpc, "http": http, "held_bytes": held, "lost": lost}
 }

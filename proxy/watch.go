@@ -25,6 +25,7 @@ type watch struct {
 	metrics    *tracing.Metrics
 	logs       *tracing.Logs
 	logger     *slog.Logger
+	tap        *tracing.Tap        // nil: the server's own spans are not read
 	evidence   *evidence.Collector // nil: nothing beside the requests is asked
 	external   map[string]*classifier.External
 	length     time.Duration
@@ -73,6 +74,13 @@ const (
 )
 
 func (w *watch) take(o *classifier.Observation) {
+	if !w.tap.Hold(o, time.Now()) {
+		w.settle(o)
+	}
+}
+
+// settle counts a record that is as complete as it will be.
+func (w *watch) settle(o *classifier.Observation) {
 	w.window.Add(o)
 	w.spans.Record(o)
 	w.metrics.Observe(o)
@@ -98,6 +106,7 @@ func (w *watch) pastOf(class string) *past {
 
 // tick cuts the window when its time has come.
 func (w *watch) tick(now time.Time) {
+	w.tap.Release(now, false, w.settle)
 	if now.Before(w.next) {
 		return
 	}

@@ -17,6 +17,7 @@ type Mapping struct {
 	Unit  string `yaml:"unit"`  // ms, s, us or ns; empty: Name is a metric only, in ms as the standard has it
 
 	Pointer string `yaml:"pointer"` // instead of Name: a JSON pointer into the answer's body; Unit must be given
+	Span    string `yaml:"span"`    // instead of Name: the name of one of the server's own spans
 }
 
 var unitNames = map[string]time.Duration{"s": time.Second, "ms": time.Millisecond, "us": time.Microsecond, "ns": time.Nanosecond}
@@ -35,6 +36,7 @@ type target struct {
 type Ingest struct {
 	custom    map[string]target
 	pointers  []pointerTarget
+	spans     []spanTarget
 	lengths   uint64 // bit n: a custom name of n bytes exists
 	untrusted atomic.Uint64
 }
@@ -44,6 +46,14 @@ type Ingest struct {
 func NewIngest(m []Mapping) (*Ingest, error) {
 	in := &Ingest{custom: make(map[string]target, len(m))}
 	for _, one := range m {
+		if one.Span != "" {
+			s, err := in.span(one)
+			if err != nil {
+				return nil, err
+			}
+			in.spans = append(in.spans, s)
+			continue
+		}
 		if one.Pointer != "" {
 			p, err := in.point(one)
 			if err != nil {
@@ -120,6 +130,34 @@ func (in *Ingest) point(m Mapping) (p pointerTarget, err error) {
 		return p, fmt.Errorf("timings: stage %q of %q is unknown; use queue, preprocess, transfer, forward, postprocess, other or total", m.Stage, m.Pointer)
 	}
 	return p, nil
+}
+
+// spanTarget is what a mapped span stands for.
+type spanTarget struct {
+	target
+	span string
+}
+
+func (in *Ingest) span(m Mapping) (s spanTarget, err error) {
+	switch {
+	case m.Name != "" || m.Pointer != "":
+		return s, fmt.Errorf("timings: span %q has a name or a pointer as well; make two entries", m.Span)
+	case m.Unit != "":
+		return s, fmt.Errorf("timings: span %q has the unit %q, but spans need none; leave it out", m.Span, m.Unit)
+	case len(m.Span) > 200 || len(in.spans) == maxPointers:
+		return s, fmt.Errorf("timings: span %.80q is too long, or one of more than %d; keep those that matter", m.Span, maxPointers)
+	}
+	for _, other := range in.spans {
+		if other.span == m.Span {
+			return s, fmt.Errorf("timings: span %q is mapped twice; keep one of the two", m.Span)
+		}
+	}
+	s = spanTarget{target{name: pointerName("/" + m.Span), total: m.Stage == totalName}, m.Span}
+	var ok bool
+	if s.stage, ok = classifier.ParseStage(m.Stage); !ok && !s.total {
+		return s, fmt.Errorf("timings: stage %q of %q is unknown; use queue, preprocess, transfer, forward, postprocess, other or total", m.Stage, m.Span)
+	}
+	return s, nil
 }
 
 // pointerName is a pointer as the name of a timing, which must be a token.
@@ -473,7 +511,7 @@ func (in *Ingest) Finish(o *classifier.Observation) {
 // that the server had the request is not known.
 func trustLimit(o *classifier.Observation) (d time.Duration, ok bool) {
 	end := o.Responded
-	if o.Source == "trailer" || o.Source == sourceBody {
+	if o.Source == "trailer" || o.Source == sourceBody || o.Source == sourceOTLP {
 		end = o.Done
 	}
 	if o.Dequeued.IsZero() || end.IsZero() {

@@ -91,6 +91,9 @@ func (t *tree) at(instant time.Time) int64 {
 
 // planStages collects the stages that can be drawn, in the order of the work.
 func (t *tree) planStages() {
+	if t.o.Source == sourceOTLP {
+		return // the server's own spans are there
+	}
 	for rank := range numRanks {
 		for i := range t.o.Timings {
 			one := &t.o.Timings[i]
