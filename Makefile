@@ -32,6 +32,7 @@ unit: vet ## go test -race
 
 python: parts ## the Python helper's tests
 	cd examples/pocketsphinx && $(PYTHON) -m unittest
+	cd examples/helpers/python && $(PYTHON) -m unittest
 
 # -count=1: Go's test cache does not see files outside of the check's module, and all that it reads lies outside.
 manifests: ## strict decoding of what is under deploy/, and that it agrees with weir; UPDATE=1 renews monitoring.yaml
