@@ -13,7 +13,7 @@ import (
 // import nothing of it. only lists who may import a library.
 var (
 	layers = map[string][]string{
-		"weir":                 {"weir/proxy", "weir/classifier", "weir/examples/asrsim"},
+		"weir":                 {"weir/proxy", "weir/evidence", "weir/classifier", "weir/examples/asrsim"},
 		"weir/proxy":           {"weir/proxy/page", "weir/tracing", "weir/evidence", "weir/classifier"},
 		"weir/proxy/page":      {},
 		"weir/tracing":         {"weir/classifier"},

@@ -32,6 +32,7 @@ gets slow under load.
   weir demo      a simulated server, weir before it, load, the page, the verdict
   weir serve     stand in front of a server
   weir check F   name every mistake in the configuration file F
+  weir doctor    what a server tells of itself, and how to make it tell more
   weir asrsim    the simulated server alone
   weir version   version, commit and Go release
 
@@ -60,6 +61,8 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		return check(args, getenv, stdout, stderr)
 	case "demo":
 		return demo(ctx, args, stdout, stderr)
+	case "doctor":
+		return doctor(ctx, args, stdout, stderr)
 	case "asrsim":
 		return asrsim.Main(ctx, args, stdout, stderr)
 	case "version", "--version", "-v":
