@@ -13,14 +13,15 @@ import (
 // import nothing of it. only lists who may import a library.
 var (
 	layers = map[string][]string{
-		"weir":                 {"weir/proxy", "weir/evidence", "weir/classifier", "weir/examples/asrsim"},
-		"weir/proxy":           {"weir/proxy/page", "weir/tracing", "weir/evidence", "weir/classifier"},
-		"weir/proxy/page":      {},
-		"weir/tracing":         {"weir/classifier"},
-		"weir/evidence":        {"weir/classifier"},
-		"weir/classifier":      {},
-		"weir/examples/asrsim": {},
-		"weir/examples/bench":  nil, // compares weir with others, so it knows them
+		"weir":                     {"weir/proxy", "weir/evidence", "weir/classifier", "weir/examples/asrsim"},
+		"weir/proxy":               {"weir/proxy/page", "weir/tracing", "weir/evidence", "weir/classifier"},
+		"weir/proxy/page":          {},
+		"weir/tracing":             {"weir/classifier"},
+		"weir/evidence":            {"weir/classifier"},
+		"weir/classifier":          {},
+		"weir/examples/asrsim":     {},
+		"weir/examples/helpers/go": {},
+		"weir/examples/bench":      nil, // compares weir with others, so it knows them
 	}
 	only = map[string]string{
 		"go.opentelemetry.io/":           "weir/tracing",
