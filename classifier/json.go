@@ -49,6 +49,7 @@ type record struct {
 	SeqLen       int          `json:"seq,omitempty"`
 	Tokens       int          `json:"tokens,omitempty"`
 	AudioSeconds float64      `json:"audio_seconds,omitempty"`
+	Load         []LoadMetric `json:"load,omitempty"`
 	BytesIn      int64        `json:"bytes_in"`
 	BytesOut     int64        `json:"bytes_out"`
 }
@@ -99,7 +100,7 @@ func (o *Observation) MarshalJSON() ([]byte, error) {
 		Queue: ms(o.QueueWait()), Before: ms(o.Before), Connect: ms(o.Connect), Overhead: ms(o.Overhead),
 		Waiting: o.Waiting, Inflight: o.Inflight, Limit: o.Limit,
 		Source: o.Source, ServerTotal: ms(o.ServerTotal), BatchSize: o.BatchSize, SeqLen: o.SeqLen, Tokens: o.Tokens,
-		AudioSeconds: o.AudioSeconds, BytesIn: o.BytesIn, BytesOut: o.BytesOut,
+		AudioSeconds: o.AudioSeconds, Load: o.Load, BytesIn: o.BytesIn, BytesOut: o.BytesOut,
 	}
 	for _, t := range o.Timings {
 		r.Timings = append(r.Timings, timingJSON{t.Name, t.Stage.String(), ms(t.Dur), t.Bytes, t.Count, t.Synced, t.Untrusted})
@@ -145,7 +146,7 @@ func (o *Observation) UnmarshalJSON(b []byte) error {
 		Before: duration(r.Before), Connect: duration(r.Connect), Overhead: duration(r.Overhead),
 		Waiting: r.Waiting, Inflight: r.Inflight, Limit: r.Limit,
 		Source: r.Source, ServerTotal: duration(r.ServerTotal), BatchSize: r.BatchSize, SeqLen: r.SeqLen, Tokens: r.Tokens,
-		AudioSeconds: r.AudioSeconds, BytesIn: r.BytesIn, BytesOut: r.BytesOut,
+		AudioSeconds: r.AudioSeconds, Load: r.Load, BytesIn: r.BytesIn, BytesOut: r.BytesOut,
 	}
 	for _, t := range r.Timings {
 		stage, ok := ParseStage(t.Stage)

@@ -127,7 +127,7 @@ func (s *Sidecar) getVerdict(w http.ResponseWriter, _ *http.Request) {
 		"oldest_waiting_ms": milliseconds(g.OldestWaiting), "oldest_inflight_ms": milliseconds(g.OldestInflight),
 		"admitted": g.Admitted, "dropped": s.sink.Dropped() + s.spans.Dropped(),
 		"listen": s.Addr(), "server": s.server.target, "version": s.version, "thresholds": s.watch.currentThresholds(),
-		"sources": s.watch.evidence.Status(), "otlp": s.watch.tapJSON(),
+		"sources": s.watch.evidence.Status(), "otlp": s.watch.tapJSON(), "untrusted": s.untrusted.Load(),
 	})
 }
 

@@ -39,6 +39,7 @@ type relay struct {
 	dechunk bool                     // write the bare bytes, for a peer that knows no chunks
 	trailer func(name, value []byte) // shown each trailer field; may be nil
 	seen    *tracing.Body            // takes the payload as it passes; may be nil
+	hide    bool                     // keep ORCA's trailers back: weir asked for them
 	moved   int64                    // payload bytes so far
 	ending  *atomic.Bool             // set before the bytes that end the body are written; may be nil
 }
@@ -257,7 +258,7 @@ func (b *relay) trailerField(line []byte) error {
 	if b.trailer != nil {
 		b.trailer(f.name, f.value)
 	}
-	if b.dechunk {
+	if b.dechunk || b.hide && tracing.IsOrca(f.name) {
 		return nil
 	}
 	_, err = b.w.Write(f.raw)

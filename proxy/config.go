@@ -37,6 +37,7 @@ type Config struct {
 	ServerTiming bool              `yaml:"server_timing" help:"Tell clients, too, in Server-Timing where the time went."`
 	RequestStart bool              `yaml:"request_start" help:"Tell the server in X-Request-Start when the request came."`
 
+	ORCA          bool   `yaml:"orca" help:"Ask the server for its load with each request (the header endpoint-load-metrics-format, which vLLM, Triton and gRPC services know), and keep the answer from clients that did not ask."`
 	ServerMetrics string `yaml:"server_metrics" restart:"yes" help:"Where the server tells its own figures, for servers that put no timings in their answers: the URLs of its metrics page or of Triton's /v2/models/stats, with a space between two, or auto to look for it. A fragment selects series by label, as in #model_name=large. Empty: nowhere."`
 	Device        string `yaml:"device" restart:"yes" help:"Where the device's load is told: the URL of a DCGM exporter, of Triton's or TorchServe's metrics, with #gpu=0 or the like to select; nvidia-smi; or nvml. Empty: nowhere."`
 

@@ -37,6 +37,7 @@ type conn struct {
 	buf       []byte // scratch
 	onTrailer func(name, value []byte)
 
+	orcaAsked bool      // weir asked for the server's load, not the client
 	propagate bool      // send traceparent to the server
 	used      bool      // the server's connection has carried a request before
 	lastUsed  time.Time // when the server's connection gave its last answer

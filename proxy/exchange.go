@@ -125,6 +125,7 @@ func (c *conn) appendRequest() {
 	if c.cfg.requestStart && !started {
 		b = appendRequestStart(b, c.pass.Enqueued)
 	}
+	b = c.appendOrca(b)
 	c.buf = append(b, "\r\n"...)
 	_, _ = w.Write(c.buf) // an error stays in w until its flush
 }
@@ -219,7 +220,7 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 	o := &c.pass.Observation
 	down := relay{body: body{chunked: c.res.chunked, length: c.res.length}, r: c.server.r, w: c.client.w}
 	down.dechunk = down.chunked && c.req.minor == '0'
-	down.trailer = c.onTrailer
+	down.trailer, down.hide = c.onTrailer, c.orcaAsked
 	switch {
 	case string(c.parsed.Method()) == "HEAD" || status == 204 || status == 304:
 		down.body = body{}
@@ -258,7 +259,7 @@ func (c *conn) appendAnswer(down *relay, keep bool) {
 	for i := range c.res.fields {
 		f := &c.res.fields[i]
 		switch {
-		case c.res.dropped(f):
+		case c.res.dropped(f), c.hidden(f):
 		case f.kind == fieldContentLength && c.res.chunked:
 		case f.kind == fieldTransferEncoding && down.dechunk, f.kind == fieldTrailer && down.dechunk:
 		case f.kind == fieldContentLength || f.kind == fieldTransferEncoding:

@@ -41,8 +41,9 @@ type settings struct {
 	keepHalfClosed bool
 	serverTiming   bool
 	requestStart   bool
-	maxHeadSize    int // bytes
-	maxConns       int // 0: no limit
+	orca           bool // ask for the server's load
+	maxHeadSize    int  // bytes
+	maxConns       int  // 0: no limit
 
 	connectTimeout, headTimeout, bodyTimeout, responseTimeout, writeTimeout time.Duration
 }

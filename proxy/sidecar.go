@@ -31,6 +31,7 @@ type Sidecar struct {
 
 	listener, adminListener net.Listener
 	notReady                atomic.Bool
+	untrusted               atomic.Int64 // timings that cannot be true
 
 	mu  sync.Mutex
 	cfg Config
@@ -71,7 +72,7 @@ func NewSidecar(ctx context.Context, cfg Config, o SidecarOptions) (_ *Sidecar, 
 	s.watch = &watch{
 		window: classifier.Window{Length: cfg.Window.Duration()}, latches: make(map[string]*latch), past: make(map[string]*past),
 		spans: s.spans, metrics: s.metrics, logs: s.logs, logger: s.logger, length: cfg.Window.Duration(),
-		recent: newRing[classifier.Observation](cfg.Records),
+		recent: newRing[classifier.Observation](cfg.Records), untrusted: &s.untrusted,
 	}
 	if err := s.watch.ask(cfg); err != nil {
 		return nil, err
@@ -126,6 +127,7 @@ func (s *Sidecar) newTelemetry(ctx context.Context, cfg Config, o SidecarOptions
 		Abandoned:      func() int64 { return gate.State().Abandoned },
 		DroppedRecords: s.sink.Dropped,
 		DroppedSpans:   s.spans.Dropped,
+		Untrusted:      s.untrusted.Load,
 	})
 	return err
 }
@@ -153,7 +155,7 @@ func (s *Sidecar) apply(cfg Config) error {
 	}
 	s.server.cfg.Store(&settings{
 		router: router, ingest: ingest,
-		keepHalfClosed: cfg.HalfClose == "keep", serverTiming: cfg.ServerTiming, requestStart: cfg.RequestStart,
+		keepHalfClosed: cfg.HalfClose == "keep", serverTiming: cfg.ServerTiming, requestStart: cfg.RequestStart, orca: cfg.ORCA,
 		maxHeadSize: int(cfg.MaxHeadSize), maxConns: cfg.MaxConnections,
 		connectTimeout: cfg.ConnectTimeout.Duration(), headTimeout: cfg.HeadTimeout.Duration(), bodyTimeout: cfg.BodyTimeout.Duration(),
 		responseTimeout: cfg.ResponseTimeout.Duration(), writeTimeout: cfg.WriteTimeout.Duration(),

@@ -20,7 +20,7 @@ func (w *watch) ask(cfg Config) (err error) {
 	if network == "tcp" {
 		base = "http://" + address
 	}
-	w.answered, w.external = make(map[string]uint64), make(map[string]*classifier.External)
+	w.answered, w.external, w.loads = make(map[string]uint64), make(map[string]*classifier.External), make(map[string]*loadMean)
 	w.evidence, err = evidence.New(evidence.Options{
 		Server: base, Metrics: strings.Fields(cfg.ServerMetrics), Devices: strings.Fields(cfg.Device),
 		Interval: min(max(cfg.Window.Duration()/readingsOfWindow, 200*time.Millisecond), 5*time.Second), Answered: w.answers,
@@ -65,6 +65,7 @@ func (w *watch) answers() map[string]uint64 {
 
 // fill adds what was told beside the requests to a report.
 func (w *watch) fill(r *classifier.Report) {
+	defer w.fillLoad(r)
 	if w.evidence == nil || r.Requests == 0 {
 		return
 	}

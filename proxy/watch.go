@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weir/classifier"
@@ -25,6 +26,9 @@ type watch struct {
 	metrics    *tracing.Metrics
 	logs       *tracing.Logs
 	logger     *slog.Logger
+	untrusted  *atomic.Int64 // timings that cannot be true; nil: not counted
+	doubted    time.Time     // when the log last told of one
+	loads      map[string]*loadMean
 	tap        *tracing.Tap        // nil: the server's own spans are not read
 	evidence   *evidence.Collector // nil: nothing beside the requests is asked
 	external   map[string]*classifier.External
@@ -81,6 +85,8 @@ func (w *watch) take(o *classifier.Observation) {
 
 // settle counts a record that is as complete as it will be.
 func (w *watch) settle(o *classifier.Observation) {
+	w.doubt(o)
+	w.addLoad(o)
 	w.window.Add(o)
 	w.spans.Record(o)
 	w.metrics.Observe(o)

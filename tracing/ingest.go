@@ -212,6 +212,10 @@ func (in *Ingest) read(o *classifier.Observation, name, value []byte, source str
 		if isName(name, serverTiming) {
 			in.serverTiming(o, value, source)
 		}
+	case 'e':
+		if isName(name, orcaHeader) {
+			in.orca(o, value)
+		}
 	case 'o':
 		if isName(name, openaiTime) {
 			in.totalHeader(o, value, time.Millisecond)

@@ -258,6 +258,9 @@ func (t *tree) appendClient(b []byte) []byte {
 	b, at := openSpan(b, &s)
 	b = t.appendHTTPClient(b)
 	b = appendString(b, "weir.timing.source", source(t.o))
+	for _, l := range t.o.Load {
+		b = appendDouble(b, "weir.server.load."+l.Name, l.Value)
+	}
 	if t.untrusted > 0 {
 		b = appendInt(b, "weir.stages.untrusted", int64(t.untrusted))
 	}
