@@ -200,7 +200,7 @@ func (q *question) untimed() bool {
 	}
 	q.saySlowdown()
 	q.say("%d of %d answers carry stage timings; %d are needed to look inside the server", q.Timed, q.OK, q.t.MinTimed)
-	return q.decide(Unknown, 0, "let the server send Server-Timing with its stages (examples/pocketsphinx/stages.py is a helper), or map its own names under timings")
+	return q.decide(Unknown, 0, "weir doctor --server URL tells how to see inside: the server's own figures, its spans, or Server-Timing (examples/helpers)")
 }
 
 // ownStage: a stage of the server other than the forward pass grew. If
