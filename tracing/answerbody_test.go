@@ -108,6 +108,7 @@ func TestALongBodyIsReadAtItsEnds(t *testing.T) {
 		fmt.Sprintf(`{"text":%s,"usage":{"type":"duration","seconds":7},"metrics":{"queue_time_ms":2}} `, text),
 		fmt.Sprintf(`{"metrics":{"queue_time_ms":2},"usage":{"seconds":7,"type":"duration"},"text":%s}`, text),
 		fmt.Sprintf(`{"metrics":{"queue_time_ms":2},"segments":[%s],"usage":{"type":"duration","seconds":7}}`, text),
+		fmt.Sprintf(`{"segments":[%s],"metrics":{"queue_time_ms":2},"usage":{"type":"duration","seconds":7},"note":"so: \"}, \\\\\" \\\\"}`, text),
 	} {
 		for _, n := range []int{4 << 10, 1 << 30} {
 			o := readBody(t, mustIngest(t), jsonType, body, n)
