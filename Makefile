@@ -10,7 +10,7 @@ PYTHON   := /usr/bin/python3
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build test parts vet unit python manifests rules parts-test bench fuzz demo image image-test lint
+.PHONY: help build test parts vet unit python helpers manifests rules parts-test bench fuzz demo image image-test lint
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r t d; do printf '%-12s %s\n' "$$t" "$$d"; done
@@ -18,7 +18,7 @@ help: ## list the targets
 build: ## the static binary, as bin/weir
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.linkedVersion=$(VERSION)' -o bin/weir .
 
-test: parts vet unit python manifests rules parts-test ## everything: install the parts, vet, race tests, tests against real programs
+test: parts vet unit python helpers manifests rules parts-test ## everything: install the parts, vet, race tests, tests against real programs
 
 parts: ## install or build the programs that the tests drive
 	@deploy/parts
@@ -32,6 +32,11 @@ unit: vet ## go test -race
 
 python: parts ## the Python helper's tests
 	cd examples/pocketsphinx && $(PYTHON) -m unittest
+	cd examples/helpers/python && $(PYTHON) -m unittest
+
+helpers: parts ## the tests of the helpers for other languages
+	cd examples/helpers/node && node --test
+	cd examples/helpers/cpp && c++ -std=c++11 -Wall -Wextra -Werror -pthread stages_test.cpp -o /tmp/weir-stages-test && /tmp/weir-stages-test
 
 # -count=1: Go's test cache does not see files outside of the check's module, and all that it reads lies outside.
 manifests: ## strict decoding of what is under deploy/, and that it agrees with weir; UPDATE=1 renews monitoring.yaml

@@ -14,15 +14,17 @@ import (
 // import nothing of it. only lists who may import a library.
 var (
 	layers = map[string][]string{
-		"weir":                   {"weir/proxy", "weir/proxy/envoy", "weir/classifier", "weir/classifier/ladder", "weir/examples/asrsim"},
-		"weir/proxy":             {"weir/proxy/page", "weir/tracing", "weir/classifier"},
-		"weir/proxy/envoy":       {"weir/proxy", "weir/tracing", "weir/classifier"},
-		"weir/proxy/page":        {},
-		"weir/tracing":           {"weir/classifier"},
-		"weir/classifier":        {},
-		"weir/classifier/ladder": {"weir/classifier", "weir/tracing"}, // never the proxy
-		"weir/examples/asrsim":   {},
-		"weir/examples/bench":    nil, // compares weir with others, so it knows them
+		"weir":                     {"weir/proxy", "weir/proxy/envoy", "weir/proxy/evidence", "weir/classifier", "weir/classifier/ladder", "weir/examples/asrsim"},
+		"weir/proxy/evidence":      {"weir/classifier"},
+		"weir/examples/helpers/go": {},
+		"weir/proxy":               {"weir/proxy/evidence", "weir/proxy/page", "weir/tracing", "weir/classifier"},
+		"weir/proxy/envoy":         {"weir/proxy", "weir/tracing", "weir/classifier"},
+		"weir/proxy/page":          {},
+		"weir/tracing":             {"weir/classifier"},
+		"weir/classifier":          {},
+		"weir/classifier/ladder":   {"weir/classifier", "weir/tracing"}, // never the proxy
+		"weir/examples/asrsim":     {},
+		"weir/examples/bench":      nil, // compares weir with others, so it knows them
 	}
 	only = map[string]string{ // the owners, by spaces
 		"go.opentelemetry.io/":           "weir/tracing",
@@ -32,6 +34,7 @@ var (
 		"go.yaml.in/":                    "weir/proxy",
 		"github.com/envoyproxy/go-contr": "weir/proxy/envoy",
 		"github.com/cncf/xds/":           "weir/proxy/envoy",
+		"github.com/NVIDIA/go-nvml":      "weir/proxy/evidence",
 	}
 )
 

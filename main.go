@@ -41,6 +41,7 @@ gets slow under load.
   weir sweep     change one setting at a time; find the one that limits
   weir report    make reports of what probe, ladder or sweep measured
   weir compare   say what changed between two of them
+  weir doctor    what a server tells of itself, and how to make it tell more
   weir asrsim    the simulated server alone
   weir version   version, commit and Go release
 
@@ -83,6 +84,8 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		return runReport(args, stdout, stderr)
 	case "compare":
 		return runCompare(args, stdout, stderr)
+	case "doctor":
+		return doctor(ctx, args, stdout, stderr)
 	case "asrsim":
 		return asrsim.Main(ctx, args, stdout, stderr)
 	case "classify":

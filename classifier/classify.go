@@ -21,13 +21,14 @@ func Classify(r Report, t Thresholds) Verdict {
 	q.prepare()
 	for _, ask := range []func(*question) bool{
 		(*question).tooFew, (*question).impossible, (*question).wrongUnit, (*question).unsynced,
-		(*question).client, (*question).healthy, (*question).batchDelay, (*question).untimed,
-		(*question).ownStage, (*question).unexplained, (*question).overBatched, (*question).forward, (*question).queue,
+		(*question).client, (*question).healthy, (*question).batchDelay, (*question).byDevice, (*question).untimed,
+		(*question).ownStage, (*question).unexplained, (*question).overBatched, (*question).hostBound, (*question).forward, (*question).queue,
 	} {
 		if ask(&q) {
 			break
 		}
 	}
+	q.sayServer()
 	q.v.Class, q.v.Report, q.v.Warnings = r.Class, r, q.Warnings
 	return q.v
 }
@@ -80,6 +81,9 @@ func (q *question) prepareBusy() {
 		if q.serial = at > 0.85 && at < 1.1; q.serial {
 			q.BusyOK, q.busy, q.BusyQueued, q.Batch, q.BatchMax = true, at, at, 1, 1
 		}
+	}
+	if q.BusyFrom != "" { // a share already
+		q.busy = q.BusyQueued
 	}
 }
 
@@ -232,7 +236,7 @@ func (q *question) untimed() bool {
 	q.saySlowdown()
 	q.say("%d of %d answers carry stage timings; %d are needed to look inside the server", q.Timed, q.OK, q.t.MinTimed)
 	q.sayOutside()
-	q.decide("untimed", Unknown, 0, "let the server send Server-Timing with its stages (examples/pocketsphinx/stages.py is a helper), or map its own names under timings")
+	q.decide("untimed", Unknown, 0, "weir doctor --server URL tells how to see inside: the server's own figures, its spans, or Server-Timing (examples/helpers)")
 	return q.doubt("")
 }
 
@@ -544,6 +548,9 @@ func (q *question) undetermined() bool {
 		q.v.Among = []Cause{Queue, Compute}
 		q.decide("gate-forbids-batches", Mixed, above(q.busy, q.t.DeviceFull), "first raise "+q.limit()+", which costs nothing to try: if the server batches, throughput rises; if it does not, the device is full and takes a faster model, another device or replica")
 		return q.doubt("")
+	case full && q.BusyFrom != "" && q.Batch == 0:
+		q.decide("device-busy", Compute, above(q.busy, q.t.DeviceFull), "another replica or a faster device; if the server batches, try a larger batch first")
+		return q.doubt("the device is always busy, but whether a larger batch would cost it more is not known")
 	case full && q.Batch <= 1.05:
 		q.Warnings = append(q.Warnings[:len(q.Warnings):len(q.Warnings)], "the batch was always one, so whether batching is free is not known")
 		return q.decide("always-one", Compute, above(q.busy, q.t.DeviceFull), "if the server can batch, first let it ("+q.limit()+", its max_batch_size)"+q.name("batch")+": that costs nothing to try; else a smaller or faster model, a faster device, or another replica")

@@ -52,6 +52,7 @@ type record struct {
 	SeqLen       int          `json:"seq,omitempty"`
 	Tokens       int          `json:"tokens,omitempty"`
 	AudioSeconds float64      `json:"audio_seconds,omitempty"`
+	Load         []LoadMetric `json:"load,omitempty"`
 	BytesIn      int64        `json:"bytes_in"`
 	BytesOut     int64        `json:"bytes_out"`
 
@@ -106,7 +107,7 @@ func (o *Observation) MarshalJSON() ([]byte, error) {
 		Queue: ms(o.QueueWait()), Deadline: ms(o.Deadline), Before: ms(o.Before), Connect: ms(o.Connect), Overhead: ms(o.Overhead),
 		Waiting: o.Waiting, Inflight: o.Inflight, Limit: o.Limit,
 		Source: o.Source, ServerTotal: ms(o.ServerTotal), BatchSize: o.BatchSize, SeqLen: o.SeqLen, Tokens: o.Tokens,
-		AudioSeconds: o.AudioSeconds, BytesIn: o.BytesIn, BytesOut: o.BytesOut,
+		AudioSeconds: o.AudioSeconds, Load: o.Load, BytesIn: o.BytesIn, BytesOut: o.BytesOut,
 		Utterance: o.Utterance.json(), Session: o.Session.json(), Events: o.Events.json(),
 	}
 	for _, t := range o.Timings {
@@ -153,7 +154,7 @@ func (o *Observation) UnmarshalJSON(b []byte) error {
 		Deadline: duration(r.Deadline), Before: duration(r.Before), Connect: duration(r.Connect), Overhead: duration(r.Overhead),
 		Waiting: r.Waiting, Inflight: r.Inflight, Limit: r.Limit,
 		Source: r.Source, ServerTotal: duration(r.ServerTotal), BatchSize: r.BatchSize, SeqLen: r.SeqLen, Tokens: r.Tokens,
-		AudioSeconds: r.AudioSeconds, BytesIn: r.BytesIn, BytesOut: r.BytesOut,
+		AudioSeconds: r.AudioSeconds, Load: r.Load, BytesIn: r.BytesIn, BytesOut: r.BytesOut,
 		Utterance: r.Utterance.utterance(), Session: r.Session.session(), Events: r.Events.events(),
 	}
 	for _, t := range r.Timings {

@@ -55,6 +55,12 @@ type Timing struct {
 	Untrusted bool          // cannot be true; kept for display, never used in a verdict
 }
 
+// LoadMetric is one number of the server's load at the time of an answer.
+type LoadMetric struct {
+	Name  string  `json:"name"` // the server's word, such as "named_metrics.num_requests_waiting"
+	Value float64 `json:"value"`
+}
+
 // Outcome is how a request ended for the proxy.
 type Outcome uint8
 
@@ -142,6 +148,8 @@ type Observation struct {
 	Tokens       int
 	AudioSeconds float64
 
+	Load []LoadMetric // how loaded the server said it was (ORCA); no durations
+
 	BytesIn  int64 // request body, from the client
 	BytesOut int64 // response body, to the client
 
@@ -213,7 +221,9 @@ func (o *Observation) Stream() time.Duration {
 	return between(o.Responded, o.Done)
 }
 
-func (o *Observation) streamTimed() bool { return o.Source == "trailer" || o.Source == "body" }
+func (o *Observation) streamTimed() bool {
+	return o.Source == "trailer" || o.Source == "body" || o.Source == "otlp"
+}
 
 // In sums what the server reported for one stage, leaving out what cannot be
 // true; ok is false if it reported nothing.

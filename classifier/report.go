@@ -131,6 +131,11 @@ type Report struct {
 	CopyOutSynced bool    // every such timing was taken with device synchronisation
 	TimedAlike    float64 // server's time in timed requests over that in the others; 0: not known
 
+	Server     *Aggregate // what the server's own metrics told of this time; nil: nothing that can be used
+	Device     *Device    // the busiest device; nil: none is told
+	StagesFrom string     // source of the stages, if it is not the requests' own timings
+	BusyFrom   string     // source of Busy, if it is the device's own measure
+
 	Warnings []string
 }
 

@@ -62,6 +62,10 @@ func (q *question) sayBusy() {
 	case q.busy >= q.t.DeviceFull:
 		word = fmt.Sprintf("from %s it is full", percent(q.t.DeviceFull))
 	}
+	if q.BusyFrom != "" {
+		q.say("the device is busy %s of the time by %s (%s)", percent(q.busy), q.BusyFrom, word)
+		return
+	}
 	q.say("while requests wait, copies and forward passes occupy the device %s of the time (%s)", percent(min(1, q.busy)), word)
 }
 

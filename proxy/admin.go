@@ -149,6 +149,8 @@ type classJSON struct {
 	Warnings   []string     `json:"warnings"`
 	Evidence   []string     `json:"evidence"`
 	Advice     string       `json:"advice"`
+	StagesFrom string       `json:"stages_from"` // "": the requests' own timings
+	Device     *deviceJSON  `json:"device"`      // null: none is told
 }
 
 func classOf(v classifier.Verdict) classJSON {
@@ -163,6 +165,7 @@ func classOf(v classifier.Verdict) classJSON {
 	if l := r.Forward; l.OK {
 		c.Forward = &forwardJSON{milliseconds(l.Slope), milliseconds(l.Intercept), l.Elasticity, l.CI95, l.Against, l.N}
 	}
+	c.StagesFrom, c.Device = r.StagesFrom, deviceOf(r.Device)
 	return c
 }
 
@@ -184,6 +187,7 @@ func (s *Sidecar) getVerdict(w http.ResponseWriter, r *http.Request) {
 		"oldest_waiting_ms": milliseconds(g.OldestWaiting), "oldest_inflight_ms": milliseconds(g.OldestInflight),
 		"admitted": g.Admitted, "dropped": s.sink.Dropped() + s.spans.Dropped(),
 		"listen": s.Addr(), "server": s.server.target, "version": s.version, "thresholds": s.watch.currentThresholds(),
+		"sources": s.watch.evidence.Status(), "otlp": s.watch.tapJSON(), "untrusted": s.untrusted.Load(),
 	})
 }
 

@@ -8,6 +8,8 @@ import (
 	"math"
 	"strconv"
 	"sync/atomic"
+
+	"weir/tracing"
 )
 
 // A body is how the end of a message body is told.
@@ -37,6 +39,8 @@ type relay struct {
 	w       *bufio.Writer
 	dechunk bool                     // write the bare bytes, for a peer that knows no chunks
 	trailer func(name, value []byte) // shown each trailer field; may be nil
+	seen    *tracing.Body            // takes the payload as it passes; may be nil
+	hide    bool                     // keep ORCA's trailers back: weir asked for them
 	moved   int64                    // payload bytes so far
 	waste   int64                    // bytes of chunk lines beyond what the chunks were worth
 	ending  *atomic.Bool             // set before the bytes that end the body are written; may be nil
@@ -99,6 +103,9 @@ func (b *relay) write(p []byte, last bool) error {
 	_, err := b.w.Write(p)
 	if b.tap != nil {
 		b.tap.read(p)
+	}
+	if b.seen != nil {
+		b.seen.Add(p)
 	}
 	return written(err)
 }
@@ -267,7 +274,7 @@ func (b *relay) trailerField(line []byte) error {
 	if b.trailer != nil {
 		b.trailer(f.name, f.value)
 	}
-	if b.dechunk {
+	if b.dechunk || b.hide && tracing.IsOrca(f.name) {
 		return nil
 	}
 	_, err = b.w.Write(f.raw)

@@ -35,10 +35,18 @@ type Config struct {
 	Probe          string                `yaml:"probe" restart:"yes" help:"Path of the server, such as /health, that weir asks for once a second, to tell a blocked event loop by its latency. Empty: none."`
 	Thresholds     classifier.Thresholds `yaml:"thresholds" help:"The constants of the verdict. One given alone changes no other."`
 
-	Timings        []tracing.Mapping `yaml:"timings" group:"Timings" help:"Names that your server uses for its stages, as in [{name: x-decode-ms, stage: preprocess, unit: ms}]: a response header or Server-Timing metric; queue, preprocess, transfer, forward, postprocess, other or total; ms, s, us or ns, or no unit for a metric in ms."`
+	Timings        []tracing.Mapping `yaml:"timings" group:"Timings" help:"Names that your server uses for its stages, as in [{name: x-decode-ms, stage: preprocess, unit: ms}]: a response header or Server-Timing metric; queue, preprocess, transfer, forward, postprocess, other or total; ms, s, us or ns, or no unit for a metric in ms. For a number in a JSON answer, {pointer: /timings/decode, stage: forward, unit: ms}."`
 	StreamProtocol string            `yaml:"stream_protocol" help:"What the server's WebSockets speak, where weir does not recognise it by itself: funasr-offline, funasr-2pass, funasr-realtime, sherpa-onnx-online, sherpa-onnx-offline, vosk, whisperlive, whisperlivekit, deepgram, kaldi-gstreamer, openai-realtime or vllm-realtime. Empty: recognise it."`
 	ServerTiming   bool              `yaml:"server_timing" help:"Tell clients, too, in Server-Timing where the time went."`
 	RequestStart   bool              `yaml:"request_start" help:"Tell the server in X-Request-Start when the request came."`
+
+	ORCA          bool   `yaml:"orca" help:"Ask the server for its load with each request (the header endpoint-load-metrics-format, which vLLM, Triton and gRPC services know), and keep the answer from clients that did not ask."`
+	ServerMetrics string `yaml:"server_metrics" restart:"yes" help:"Where the server tells its own figures, for servers that put no timings in their answers: the URLs of its metrics page or of Triton's /v2/models/stats, with a space between two, or auto to look for it. A fragment selects series by label, as in #model_name=large. Empty: nowhere."`
+	Device        string `yaml:"device" restart:"yes" help:"Where the device's load is told: the URL of a DCGM exporter, of Triton's or TorchServe's metrics, with #gpu=0 or the like to select; nvidia-smi; or nvml. Empty: nowhere."`
+
+	OTLPGRPC string   `yaml:"otlp_grpc" restart:"yes" help:"Address where the server may send its own OpenTelemetry spans (and metrics and logs) by gRPC: weir reads the stages in them and passes all of it on to where OTEL_* sends weir's own. As in 127.0.0.1:4317. Empty: off."`
+	OTLPHTTP string   `yaml:"otlp_http" restart:"yes" help:"The same by HTTP, as in 127.0.0.1:4318. Empty: off."`
+	OTLPWait Duration `yaml:"otlp_wait" restart:"yes" help:"How long a finished request waits for the server's spans; exporters gather them for 5s by default."`
 
 	ConnectTimeout  Duration `yaml:"connect_timeout" group:"Connections" help:"Longest time to connect to the server."`
 	HeadTimeout     Duration `yaml:"head_timeout" help:"Longest time for the head of a request to come. 0: no limit."`
@@ -85,6 +93,7 @@ func DefaultConfig() Config {
 		},
 		Window: seconds(10), VerdictFor: seconds(20), VerdictKeepFor: seconds(30), Records: 1000, ServerKind: "auto",
 		Thresholds:     classifier.DefaultThresholds(),
+		OTLPWait:       seconds(7),
 		ConnectTimeout: seconds(5), HeadTimeout: seconds(30), BodyTimeout: seconds(300), WriteTimeout: seconds(300),
 		MaxHeadSize: 64 << 10, HalfClose: "abort", DrainTimeout: seconds(30),
 		TLSConfig:   TLSConfig{ServerProtocol: "auto"},

@@ -507,7 +507,7 @@ func TestRestartNamesWhatAReloadCannotChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"server", "listen", "admin", "window", "records", "server_kind", "probe", "tls_cert", "tls_key", "tls_client_ca", "server_ca", "server_name", "server_cert", "server_key", "server_insecure", "trust_parent", "keep_slow", "keep_queue_share", "log_format",
+	want := []string{"server", "listen", "admin", "window", "records", "server_kind", "probe", "server_metrics", "device", "otlp_grpc", "otlp_http", "otlp_wait", "tls_cert", "tls_key", "tls_client_ca", "server_ca", "server_name", "server_cert", "server_key", "server_insecure", "trust_parent", "keep_slow", "keep_queue_share", "log_format",
 		"envoy_listen", "envoy_admin", "envoy_stat_prefix", "envoy_cluster", "envoy_coverage", "envoy_orca", "envoy_runtime", "envoy_runtime_keys", "envoy_runtime_min", "envoy_runtime_max"}
 	if got := Restart(DefaultConfig(), c); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)

@@ -52,6 +52,10 @@ func (l *loader) check() {
 	l.checkThresholds()
 	l.checkEnvoy()
 	l.checkTLS()
+	l.checkTaps()
+	between(l, "otlp_wait", c.OTLPWait, Duration(time.Millisecond), seconds(60))
+	l.checkSources("server_metrics", c.ServerMetrics, false)
+	l.checkSources("device", c.Device, true)
 	l.oneOf("half_close", c.HalfClose, "abort", "keep")
 	if c.StreamProtocol != "" {
 		l.oneOf("stream_protocol", c.StreamProtocol, protocolNames()...)

@@ -41,6 +41,7 @@ type conn struct {
 	onTrailer func(name, value []byte)
 	bodySent  func() time.Time // of the current request; now, if it goes on
 
+	orcaAsked bool      // weir asked for the server's load, not the client
 	propagate bool      // send traceparent to the server
 	used      bool      // the server's connection has carried a request before
 	lastUsed  time.Time // when the server's connection gave its last answer

@@ -254,7 +254,7 @@ func (a *answerReader) take() {
 // told its own end ended there, whatever the server still sends.
 func (a *answerReader) finish(o *classifier.Observation) {
 	if len(a.told) > 0 && len(o.Timings) == 0 { // told twice, it would count twice
-		a.ingest.Body(o, a.told)
+		a.ingest.Told(o, a.told)
 	}
 	if !a.end.IsZero() && o.Outcome == classifier.OK {
 		o.Done = a.end

@@ -144,6 +144,7 @@ func (c *conn) appendRequest() {
 	if c.cfg.requestStart && !started {
 		b = appendRequestStart(b, c.pass.Enqueued)
 	}
+	b = c.appendOrca(b)
 	c.buf = append(b, "\r\n"...)
 	_, _ = w.Write(c.buf) // an error stays in w until its flush
 }
@@ -241,7 +242,7 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 	o := &c.pass.Observation
 	down := relay{body: body{chunked: c.res.chunked, length: c.res.length}, r: c.server.r, w: c.client.w}
 	down.dechunk = down.chunked && c.req.minor == '0'
-	down.trailer = c.onTrailer
+	down.trailer, down.hide = c.onTrailer, c.orcaAsked
 	if c.read.start(c); c.read.on || down.chunked {
 		down.tap = &c.read
 	}
@@ -254,6 +255,7 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 	serverStays := !c.res.close && !c.res.doubtful() && (c.res.minor != '0' || c.res.alive) && (down.chunked || down.length >= 0)
 	keep = serverStays && !c.req.close && (c.req.minor != '0' || c.req.alive && !down.dechunk) &&
 		(!c.up.running || c.up.ending.Load()) && !c.srv.draining()
+	down.seen = c.watchBody(status)
 	c.appendAnswer(&down, keep)
 	c.answered, c.byClose = true, down.dechunk || !down.chunked && down.length < 0
 	o.Overhead += time.Since(o.Responded)
@@ -267,6 +269,7 @@ func (c *conn) sendAnswer(status int) (keep bool, err error) {
 		}
 	}
 	o.Done = time.Now()
+	c.readBody(down.seen)
 	if err != nil {
 		return false, &answerError{err}
 	}
@@ -281,7 +284,7 @@ func (c *conn) appendAnswer(down *relay, keep bool) {
 	for i := range c.res.fields {
 		f := &c.res.fields[i]
 		switch {
-		case c.res.dropped(f):
+		case c.res.dropped(f), c.hidden(f):
 		case f.kind == fieldContentLength && c.res.chunked:
 		case f.kind == fieldTransferEncoding && down.dechunk, f.kind == fieldTrailer && down.dechunk:
 		case f.kind == fieldContentLength || f.kind == fieldTransferEncoding:

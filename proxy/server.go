@@ -48,6 +48,7 @@ type settings struct {
 	keepHalfClosed bool
 	serverTiming   bool
 	requestStart   bool
+	orca           bool // ask for the server's load
 	serverProtocol string
 	streamProtocol string // of WebSockets; "": recognise it
 	maxHeadSize    int    // bytes

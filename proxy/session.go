@@ -449,7 +449,7 @@ func (s *session) emit(u *utterance, done time.Time, f fate) {
 	o.Inflight, o.AudioSeconds, o.BytesIn = u.inflight, u.audio, u.bytes
 	o.Utterance = s.describe(u)
 	if u.timing != nil {
-		s.ingest.Body(&o, u.timing)
+		s.ingest.Told(&o, u.timing)
 		s.ingest.Finish(&o)
 	}
 	if s.sink != nil {

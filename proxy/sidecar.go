@@ -33,6 +33,7 @@ type Sidecar struct {
 	services                []Service
 	pages                   map[string]http.Handler // of the admin port, by pattern
 	notReady                atomic.Bool
+	untrusted               atomic.Int64 // timings that cannot be true
 
 	mu  sync.Mutex
 	cfg Config
@@ -74,12 +75,18 @@ func NewSidecar(ctx context.Context, cfg Config, o SidecarOptions) (_ *Sidecar, 
 		window: classifier.Window{Length: cfg.Window.Duration(), ServerKind: serverKind(cfg.ServerKind)}, latches: make(map[string]*latch), past: make(map[string]*past),
 		probe: newProbe(cfg.Probe, s.server.network, s.server.address, func() int { return s.server.Gate.State().Inflight }),
 		spans: s.spans, metrics: s.metrics, logs: s.logs, logger: s.logger, length: cfg.Window.Duration(),
-		recent: newRing[classifier.Observation](cfg.Records),
+		recent: newRing[classifier.Observation](cfg.Records), untrusted: &s.untrusted,
+	}
+	if err := s.watch.ask(cfg); err != nil {
+		return nil, err
 	}
 	if err := s.apply(cfg); err != nil {
 		return nil, err
 	}
-	return s, s.listen(cfg)
+	if err := s.listen(cfg); err != nil {
+		return nil, err
+	}
+	return s, s.newTap(cfg, o)
 }
 
 func (s *Sidecar) newServer(cfg Config, o SidecarOptions) error {
@@ -132,6 +139,7 @@ func (s *Sidecar) newTelemetry(ctx context.Context, cfg Config, o SidecarOptions
 		Abandoned:      func() int64 { return gate.State().Abandoned },
 		DroppedRecords: s.sink.Dropped,
 		DroppedSpans:   s.spans.Dropped,
+		Untrusted:      s.untrusted.Load,
 	})
 	return err
 }
@@ -154,13 +162,14 @@ func (s *Sidecar) apply(cfg Config) error {
 	if err != nil {
 		return err
 	}
+	s.watch.tap.SetIngest(ingest)
 	router, err := NewRouter(cfg.Routes)
 	if err != nil {
 		return err
 	}
 	s.server.cfg.Store(&settings{
 		router: router, ingest: ingest,
-		keepHalfClosed: cfg.HalfClose == "keep", serverTiming: cfg.ServerTiming, requestStart: cfg.RequestStart,
+		keepHalfClosed: cfg.HalfClose == "keep", serverTiming: cfg.ServerTiming, requestStart: cfg.RequestStart, orca: cfg.ORCA,
 		serverProtocol: cfg.ServerProtocol, streamProtocol: cfg.StreamProtocol,
 		maxHeadSize: int(cfg.MaxHeadSize), maxConns: cfg.MaxConnections,
 		connectTimeout: cfg.ConnectTimeout.Duration(), headTimeout: cfg.HeadTimeout.Duration(), bodyTimeout: cfg.BodyTimeout.Duration(),
@@ -227,6 +236,8 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	sinkCtx, stopSink := context.WithCancel(context.Background())
 	var sink sync.WaitGroup
 	sink.Go(func() { s.sink.Run(sinkCtx, s.watch.take, s.watch.tick) })
+	sink.Go(func() { s.watch.evidence.Run(sinkCtx) })
+	sink.Go(func() { s.watch.tap.Run(sinkCtx) })
 	sink.Go(func() { s.watch.probe.run(sinkCtx) })
 	failed, served := make(chan error, 2+len(s.services)), make(chan struct{})
 	if s.listener != nil {
@@ -256,6 +267,7 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	}
 	stopSink()
 	sink.Wait()
+	s.watch.tap.Release(time.Now(), true, s.watch.settle)
 	s.flush()
 	_ = admin.Close()
 	return err

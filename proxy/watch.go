@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weir/classifier"
+	"weir/proxy/evidence"
 	"weir/tracing"
 )
 
@@ -25,6 +27,12 @@ type watch struct {
 	metrics    *tracing.Metrics
 	logs       *tracing.Logs
 	logger     *slog.Logger
+	untrusted  *atomic.Int64 // timings that cannot be true; nil: not counted
+	doubted    time.Time     // when the log last told of one
+	loads      map[string]*loadMean
+	tap        *tracing.Tap        // nil: the server's own spans are not read
+	evidence   *evidence.Collector // nil: nothing beside the requests is asked
+	external   map[string]*classifier.External
 	length     time.Duration
 	late       func() time.Duration // may be nil, as doubt; see Sidecar.Doubt
 	doubt      func(classifier.Verdict) classifier.Verdict
@@ -34,6 +42,7 @@ type watch struct {
 	latchKeep  time.Duration
 	verdicts   []classifier.Verdict // one a class, the busiest first
 	recent     ring[classifier.Observation]
+	answered   map[string]uint64 // requests answered well, by class
 	past       map[string]*past
 	long       map[time.Duration][]classifier.Verdict // by span
 }
@@ -73,12 +82,22 @@ const (
 )
 
 func (w *watch) take(o *classifier.Observation) {
+	if !w.tap.Hold(o, time.Now()) {
+		w.settle(o)
+	}
+}
+
+// settle counts a record that is as complete as it will be.
+func (w *watch) settle(o *classifier.Observation) {
+	w.doubt(o)
+	w.addLoad(o)
 	w.window.Add(o)
 	w.spans.Record(o)
 	w.metrics.Observe(o)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.recent.push(*o)
+	w.count(o)
 	if d, ok := o.In(classifier.StageForward); ok {
 		if p := w.pastOf(o.Class); p != nil {
 			p.forward.push(forwardPoint{o.BatchSize, o.Inflight, milliseconds(d)})
@@ -97,6 +116,7 @@ func (w *watch) pastOf(class string) *past {
 
 // tick cuts the window when its time has come.
 func (w *watch) tick(now time.Time) {
+	w.tap.Release(now, false, w.settle)
 	if now.Before(w.next) {
 		return
 	}
@@ -127,6 +147,7 @@ func (w *watch) judge(reports []classifier.Report, now time.Time) {
 			w.latches[r.Class] = l
 		}
 		l.For, l.KeepFor = latchFor, latchKeep
+		w.fill(&r)
 		shown, changed := l.Update(classifier.Classify(r, thresholds), now)
 		if w.doubt != nil { // after the latch: what is not known is not shown for a while longer
 			shown = w.doubt(shown)
@@ -143,6 +164,7 @@ func (w *watch) judge(reports []classifier.Report, now time.Time) {
 	for class := range w.latches {
 		if !seen[class] {
 			delete(w.latches, class)
+			delete(w.external, class)
 		}
 	}
 	w.judgeLong(thresholds)

@@ -15,6 +15,9 @@ type Mapping struct {
 	Name  string `yaml:"name"`  // a response header that holds one number, or a Server-Timing metric; lower case
 	Stage string `yaml:"stage"` // as in [classifier.Stage.String], or "total"
 	Unit  string `yaml:"unit"`  // ms, s, us or ns; empty: Name is a metric only, in ms as the standard has it
+
+	Pointer string `yaml:"pointer"` // instead of Name: a JSON pointer into the answer's body; Unit must be given
+	Span    string `yaml:"span"`    // instead of Name: the name of one of the server's own spans
 }
 
 var unitNames = map[string]time.Duration{"s": time.Second, "ms": time.Millisecond, "us": time.Microsecond, "ns": time.Nanosecond}
@@ -32,6 +35,8 @@ type target struct {
 // serves all connections at once. A nil Ingest reads nothing.
 type Ingest struct {
 	custom    map[string]target
+	pointers  []pointerTarget
+	spans     []spanTarget
 	lengths   uint64 // bit n: a custom name of n bytes exists
 	untrusted atomic.Uint64
 }
@@ -41,6 +46,22 @@ type Ingest struct {
 func NewIngest(m []Mapping) (*Ingest, error) {
 	in := &Ingest{custom: make(map[string]target, len(m))}
 	for _, one := range m {
+		if one.Span != "" {
+			s, err := in.span(one)
+			if err != nil {
+				return nil, err
+			}
+			in.spans = append(in.spans, s)
+			continue
+		}
+		if one.Pointer != "" {
+			p, err := in.point(one)
+			if err != nil {
+				return nil, err
+			}
+			in.pointers = append(in.pointers, p)
+			continue
+		}
 		t, err := one.target()
 		if err != nil {
 			return nil, err
@@ -72,6 +93,82 @@ func (m Mapping) target() (target, error) {
 		}
 	}
 	return t, nil
+}
+
+// pointerTarget is what a mapped place in the body stands for.
+type pointerTarget struct {
+	target
+	pointer string
+}
+
+// maxPointers bounds what is looked for in each answer.
+const maxPointers = 32
+
+func (in *Ingest) point(m Mapping) (p pointerTarget, err error) {
+	last := m.Pointer[strings.LastIndexByte(m.Pointer, '/')+1:]
+	switch {
+	case m.Name != "":
+		return p, fmt.Errorf("timings: %q has both a name and a pointer; make two entries", m.Name)
+	case m.Pointer[0] != '/' || last == "" || len(m.Pointer) > 200:
+		return p, fmt.Errorf("timings: %.200q is no JSON pointer; write /key/key, as in /timings/decode", m.Pointer)
+	case m.Unit == "":
+		return p, fmt.Errorf("timings: %q has no unit; write ms, s, us or ns, since numbers in JSON tell none", m.Pointer)
+	case len(in.pointers) == maxPointers:
+		return p, fmt.Errorf("timings: more than %d pointers; keep those that matter", maxPointers)
+	}
+	for _, other := range in.pointers {
+		if other.pointer == m.Pointer {
+			return p, fmt.Errorf("timings: %q is mapped twice; keep one of the two", m.Pointer)
+		}
+	}
+	unit, ok := unitNames[m.Unit]
+	if !ok {
+		return p, fmt.Errorf("timings: unit %q of %q is unknown; use ms, s, us or ns", m.Unit, m.Pointer)
+	}
+	p = pointerTarget{target{name: pointerName(m.Pointer), total: m.Stage == totalName, unit: unit}, m.Pointer}
+	if p.stage, ok = classifier.ParseStage(m.Stage); !ok && !p.total {
+		return p, fmt.Errorf("timings: stage %q of %q is unknown; use queue, preprocess, transfer, forward, postprocess, other or total", m.Stage, m.Pointer)
+	}
+	return p, nil
+}
+
+// spanTarget is what a mapped span stands for.
+type spanTarget struct {
+	target
+	span string
+}
+
+func (in *Ingest) span(m Mapping) (s spanTarget, err error) {
+	switch {
+	case m.Name != "" || m.Pointer != "":
+		return s, fmt.Errorf("timings: span %q has a name or a pointer as well; make two entries", m.Span)
+	case m.Unit != "":
+		return s, fmt.Errorf("timings: span %q has the unit %q, but spans need none; leave it out", m.Span, m.Unit)
+	case len(m.Span) > 200 || len(in.spans) == maxPointers:
+		return s, fmt.Errorf("timings: span %.80q is too long, or one of more than %d; keep those that matter", m.Span, maxPointers)
+	}
+	for _, other := range in.spans {
+		if other.span == m.Span {
+			return s, fmt.Errorf("timings: span %q is mapped twice; keep one of the two", m.Span)
+		}
+	}
+	s = spanTarget{target{name: pointerName("/" + m.Span), total: m.Stage == totalName}, m.Span}
+	var ok bool
+	if s.stage, ok = classifier.ParseStage(m.Stage); !ok && !s.total {
+		return s, fmt.Errorf("timings: stage %q of %q is unknown; use queue, preprocess, transfer, forward, postprocess, other or total", m.Stage, m.Span)
+	}
+	return s, nil
+}
+
+// pointerName is a pointer as the name of a timing, which must be a token.
+func pointerName(pointer string) string {
+	name := []byte(pointer[1:])
+	for i, c := range name {
+		if !isToken[c] {
+			name[i] = '.'
+		}
+	}
+	return string(name[max(0, len(name)-maxName):])
 }
 
 // Header reads one response header of the final answer into o. Offer every
@@ -114,6 +211,10 @@ func (in *Ingest) read(o *classifier.Observation, name, value []byte, source str
 	case 's':
 		if isName(name, serverTiming) {
 			in.serverTiming(o, value, source)
+		}
+	case 'e':
+		if isName(name, orcaHeader) {
+			in.orca(o, value)
 		}
 	case 'o':
 		if isName(name, openaiTime) {
@@ -415,7 +516,7 @@ func (in *Ingest) Finish(o *classifier.Observation) {
 // that the server had the request is not known.
 func trustLimit(o *classifier.Observation) (d time.Duration, ok bool) {
 	end := o.Responded
-	if o.Source == "trailer" || o.Source == "body" {
+	if o.Source == "trailer" || o.Source == sourceBody || o.Source == sourceOTLP {
 		end = o.Done
 	}
 	if o.Dequeued.IsZero() || end.IsZero() {

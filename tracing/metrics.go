@@ -32,6 +32,7 @@ type Gauges struct {
 	OldestWaiting, OldestInflight        func() time.Duration
 	Abandoned                            func() int64 // requests whose client left while the server worked, ever
 	DroppedRecords, DroppedSpans         func() int64 // ever
+	Untrusted                            func() int64 // stage timings that cannot be true, ever; may be nil
 }
 
 // Metrics is the one set of instruments behind /metrics and OTLP. Observe and
@@ -119,7 +120,7 @@ func (m *Metrics) begin() {
 	for _, word := range []string{"queue_full", "queue_timeout", "shutting_down"} {
 		m.word(m.rejected, "error.type", word)
 	}
-	for _, word := range []string{"none", "header", "trailer", "body"} {
+	for _, word := range []string{"none", "header", "trailer", "body", "otlp"} {
 		m.word(m.observations, "weir.timing.source", word)
 	}
 	m.whole.batchSize, m.whole.audio = m.batchSize.series(), m.audio.series()
@@ -224,6 +225,9 @@ func (m *Metrics) newGauges(i *instruments, g Gauges, version string) {
 		o.Observe(g.DroppedRecords(), metric.WithAttributes(attribute.String("weir.signal", "records"), attribute.String("error.type", "queue_full")))
 		o.Observe(g.DroppedSpans(), metric.WithAttributes(attribute.String("weir.signal", "traces"), attribute.String("error.type", "export")))
 	})
+	if g.Untrusted != nil {
+		i.total("weir.stages.untrusted", "{timing}", "Stage timings told by the server that cannot be true; they are not used.", func(o metric.Int64Observer) { o.Observe(g.Untrusted()) })
+	}
 	i.gauge("weir.build.info", "", "Always 1; the version is an attribute.", func(o metric.Float64Observer) {
 		o.Observe(1, metric.WithAttributes(attribute.String("version", version)))
 	})

@@ -94,6 +94,9 @@ func (t *tree) at(instant time.Time) int64 {
 
 // planStages collects the stages that can be drawn, in the order of the work.
 func (t *tree) planStages() {
+	if t.o.Source == sourceOTLP {
+		return // the server's own spans are there
+	}
 	for rank := range numRanks {
 		for i := range t.o.Timings {
 			one := &t.o.Timings[i]
@@ -284,6 +287,9 @@ func (t *tree) appendClient(b []byte) []byte {
 	}
 	b = appendString(b, "weir.timing.source", source(t.o))
 	b = appendEvents(b, t.o.Events)
+	for _, l := range t.o.Load {
+		b = appendDouble(b, "weir.server.load."+l.Name, l.Value)
+	}
 	if t.untrusted > 0 {
 		b = appendInt(b, "weir.stages.untrusted", int64(t.untrusted))
 	}

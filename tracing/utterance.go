@@ -146,8 +146,8 @@ func appendEvents(b []byte, e *classifier.Events) []byte {
 	return appendIf(b, "weir.stream.ended", e.Ended)
 }
 
-// Body reads a Server-Timing value that came in the answer's body, or in a
+// Told reads a Server-Timing value that came in the answer's body, or in a
 // message of a stream.
-func (in *Ingest) Body(o *classifier.Observation, value []byte) {
+func (in *Ingest) Told(o *classifier.Observation, value []byte) {
 	in.read(o, []byte(serverTiming), value, "body")
 }
