@@ -258,7 +258,8 @@ func TestLostEntriesTakeTheVerdictBack(t *testing.T) {
 	admin := counters(t, func() string {
 		return fmt.Sprintf("http.ingress_http.downstream_rq_active: 3\nhttp.ingress_http.downstream_rq_total: %d\nhttp.ingress_http.ext_proc.failure_mode_allowed: 7\naccess_logs.grpc_access_log.logs_dropped: 2\n", finished.Load()+3)
 	})
-	r := newRig(t, func(c *proxy.Config) { c.EnvoyAdmin = admin })
+	r := newRig(t)
+	r.Server.stats = newStats(admin, "ingress_http", r.log.entries.Load) // read by the test alone
 	step := func(done, logged int64) {
 		finished.Add(done)
 		r.log.entries.Add(logged)
