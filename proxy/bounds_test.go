@@ -1,14 +1,11 @@
 package proxy
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
-	"mime/multipart"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -184,29 +181,20 @@ func runSidecar(t *testing.T, s *Sidecar) (stop func()) {
 	return stop
 }
 
-// The admin port reads no bodies: a large one must not land on the disk.
-func TestTheAdminPortKeepsNoBody(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("TMPDIR", dir)
+// The admin port reads no bodies: a form would be kept in memory, and on the
+// disk if it is large. So the answer does not wait for one.
+func TestTheAdminPortReadsNoBody(t *testing.T) {
 	s := newSidecar(t, func(c *Config) { c.Server = "http://127.0.0.1:1" })
 	runSidecar(t, s)
-	var body bytes.Buffer
-	w := multipart.NewWriter(&body)
-	part, _ := w.CreateFormFile("f", "f")
-	_, _ = part.Write(make([]byte, 40<<20))
-	_ = w.Close()
 	for _, path := range []string{"/api/requests?n=1", "/api/history?class=x"} {
-		req, _ := http.NewRequest("GET", "http://"+s.AdminAddr()+path, bytes.NewReader(body.Bytes()))
-		req.Header.Set("Content-Type", w.FormDataContentType())
-		if resp, err := http.DefaultClient.Do(req); err == nil {
-			_, _ = io.Copy(io.Discard, resp.Body)
-			resp.Body.Close()
+		c := dialRaw(t, s.AdminAddr())
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		c.send("GET %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 100000000\r\n\r\n--b\r\n", path)
+		if head := c.head(); !strings.HasPrefix(head, "HTTP/1.1 200 ") {
+			t.Errorf("%s: answered %q", path, head)
 		}
-		if files, _ := os.ReadDir(dir); len(files) > 0 {
-			t.Errorf("%s left %v on the disk", path, files)
-		}
+		c.Close()
 	}
-	http.DefaultClient.CloseIdleConnections()
 }
 
 // However many connect to the admin port, they take a bounded number of

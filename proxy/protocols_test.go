@@ -87,6 +87,15 @@ var talks = map[string]talk{
 		},
 		want: []classifier.Utterance{{Partials: 1, EndEstimated: true, QueueHidden: true}, {Partials: 1, QueueHidden: true}}, audio: []float64{0.2, 0.2},
 	},
+	"funasr-2pass in Python, whose last result has no mark of it": {
+		steps: []*step{
+			says(ask, `{"mode":"2pass","chunk_size":[5,10,5],"is_speaking":true}`, ""),
+			sends(noise(3200), "audio"), says(ask, `{"is_speaking":false}`, "eos"),
+			says(tell, `{"mode":"2pass-offline","text":"one","is_final":false}`, ""), says(tell, `{"mode":"2pass-offline","text":"two","is_final":false}`, "final"),
+			sends(noise(6400), "audio"), says(ask, `{"is_speaking":false}`, "eos"), says(tell, `{"mode":"2pass-offline","text":"three","is_final":false}`, "final"),
+		},
+		want: []classifier.Utterance{{Protocol: "funasr-2pass", QueueHidden: true}, {Protocol: "funasr-2pass", QueueHidden: true}}, audio: []float64{0.1, 0.2},
+	},
 	"funasr-realtime": {
 		steps: []*step{
 			says(ask, "START", ""), says(tell, `{"event":"started"}`, "ready"),

@@ -253,12 +253,23 @@ func counters(t *testing.T, text func() string) string {
 	return s.URL
 }
 
+// watching puts beside the running server one that reads Envoy's counters only
+// when the test does.
+func (r *rig) watching(admin string) {
+	s := r.Server
+	r.Server = &Server{
+		listener: s.listener, processor: s.processor, log: s.log, loads: s.loads, least: s.least,
+		stats: newStats(admin, "ingress_http", s.log.entries.Load),
+	}
+}
+
 func TestLostEntriesTakeTheVerdictBack(t *testing.T) {
 	var finished atomic.Int64
 	admin := counters(t, func() string {
 		return fmt.Sprintf("http.ingress_http.downstream_rq_active: 3\nhttp.ingress_http.downstream_rq_total: %d\nhttp.ingress_http.ext_proc.failure_mode_allowed: 7\naccess_logs.grpc_access_log.logs_dropped: 2\n", finished.Load()+3)
 	})
-	r := newRig(t, func(c *proxy.Config) { c.EnvoyAdmin = admin })
+	r := newRig(t)
+	r.watching(admin)
 	step := func(done, logged int64) {
 		finished.Add(done)
 		r.log.entries.Add(logged)
@@ -287,11 +298,15 @@ func TestLostEntriesTakeTheVerdictBack(t *testing.T) {
 	if s := r.state(); s.Processor.Bypassed != 7 || s.AccessLog.Dropped != 2 || *s.AccessLog.Coverage != 1 {
 		t.Errorf("state %+v", s)
 	}
-	text := string(r.get("/metrics"))
-	for _, want := range []string{"weir_envoy_access_log_coverage_ratio 1", "weir_envoy_ext_proc_bypassed_total 7", fmt.Sprintf("weir_envoy_access_log_entries_total %d", r.log.entries.Load())} {
-		if !strings.Contains(text, want) {
-			t.Errorf("/metrics has no line %q", want)
-		}
+	g := r.gauges()
+	if share, ok := g.Coverage(); !ok || share != 1 {
+		t.Errorf("the gauge of coverage is %v, %v", share, ok)
+	}
+	if n, ok := g.Bypassed(); !ok || n != 7 {
+		t.Errorf("the counter of bypassed requests is %v, %v", n, ok)
+	}
+	if want := fmt.Sprintf("weir_envoy_access_log_entries_total %d", r.log.entries.Load()); !strings.Contains(string(r.get("/metrics")), want) {
+		t.Errorf("/metrics has no line %q", want)
 	}
 }
 
@@ -302,7 +317,7 @@ func TestCoverageThatIsNotKnownIsSaid(t *testing.T) {
 	if got := r.doubt(v); got.Cause != classifier.Queue || len(got.Warnings) != 1 || !strings.Contains(got.Warnings[0], "envoy_admin") {
 		t.Errorf("verdict %+v", got)
 	}
-	r.Server.stats = newStats(counters(t, func() string { return "server.live: 1\n" }), "ingress_http", r.log.entries.Load)
+	r.watching(counters(t, func() string { return "server.live: 1\n" }))
 	r.stats.take(r.stats.read(t.Context()))
 	if got := r.doubt(v); len(got.Warnings) != 1 || !strings.Contains(got.Warnings[0], "envoy_stat_prefix") {
 		t.Errorf("verdict %+v", got)
