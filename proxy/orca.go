@@ -68,11 +68,11 @@ func (w *watch) fillLoad(r *classifier.Report) {
 	*m = loadMean{}
 }
 
-// doubtPeriod is the least time between two log lines about impossible timings.
-const doubtPeriod = time.Minute
+// distrustPeriod is the least time between two log lines about impossible timings.
+const distrustPeriod = time.Minute
 
-// doubt counts timings that cannot be true, and tells of one now and then.
-func (w *watch) doubt(o *classifier.Observation) {
+// distrust counts timings that cannot be true, and tells of one now and then.
+func (w *watch) distrust(o *classifier.Observation) {
 	n := int64(0)
 	var worst *classifier.Timing
 	for i := range o.Timings {
@@ -85,7 +85,7 @@ func (w *watch) doubt(o *classifier.Observation) {
 		return
 	}
 	w.untrusted.Add(n)
-	if o.Done.Sub(w.doubted) < doubtPeriod {
+	if o.Done.Sub(w.doubted) < distrustPeriod {
 		return
 	}
 	w.doubted = o.Done

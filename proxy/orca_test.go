@@ -80,7 +80,7 @@ func TestImpossibleTimingsAreCountedAndToldOnceAMinute(t *testing.T) {
 	w := &watch{untrusted: &n, logger: slog.New(slog.NewTextHandler(io.MultiWriter(&text, t.Output()), nil))}
 	at := time.Unix(1_800_000_000, 0)
 	for _, after := range []time.Duration{0, time.Second, 59 * time.Second, 61 * time.Second} {
-		w.doubt(&classifier.Observation{Done: at.Add(after), Timings: []classifier.Timing{{Name: "forward", Untrusted: true}, {Name: "queue"}}})
+		w.distrust(&classifier.Observation{Done: at.Add(after), Timings: []classifier.Timing{{Name: "forward", Untrusted: true}, {Name: "queue"}}})
 	}
 	if lines := strings.Count(text.String(), "cannot be true"); n.Load() != 4 || lines != 2 {
 		t.Errorf("%d counted, %d lines", n.Load(), lines)

@@ -89,7 +89,7 @@ func (w *watch) take(o *classifier.Observation) {
 
 // settle counts a record that is as complete as it will be.
 func (w *watch) settle(o *classifier.Observation) {
-	w.doubt(o)
+	w.distrust(o)
 	w.addLoad(o)
 	w.window.Add(o)
 	w.spans.Record(o)

@@ -527,7 +527,7 @@ func TestRequestsOfOneTraceKeepTheirOwnSpans(t *testing.T) {
 func TestStagesThatSpansToldAreNotDrawnAgain(t *testing.T) {
 	o := record(1)
 	o.Source, o.Timings = sourceOTLP, []classifier.Timing{{Name: "forward", Stage: classifier.StageForward, Dur: time.Second}}
-	tr := newTree("127.0.0.1:1")
+	tr := newTree("127.0.0.1:1", "")
 	if n := tr.plan(o, ""); n != 2 {
 		t.Errorf("%d spans, want weir's SERVER and CLIENT", n)
 	}

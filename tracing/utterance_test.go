@@ -168,7 +168,7 @@ func TestTimingsInTheBodyCoverTheWholeAnswer(t *testing.T) {
 	o := request()
 	o.Timings, o.Source = nil, ""
 	o.Responded, o.Done = o.Dequeued.Add(10*time.Millisecond), o.Dequeued.Add(2*time.Second)
-	in.Body(o, []byte("queue;dur=100, forward;dur=1500;batch=4"))
+	in.Told(o, []byte("queue;dur=100, forward;dur=1500;batch=4"))
 	in.Finish(o)
 	if d, ok := o.In(classifier.StageForward); !ok || d != 1500*time.Millisecond || o.Source != "body" || o.BatchSize != 4 {
 		t.Errorf("forward is %v, %v, from %q: %+v", d, ok, o.Source, o.Timings)
