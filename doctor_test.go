@@ -27,7 +27,7 @@ func pages(t *testing.T, texts map[string]string) string {
 }
 
 func fixture(t *testing.T, name string) string {
-	text, err := os.ReadFile("evidence/testdata/" + name)
+	text, err := os.ReadFile("proxy/evidence/testdata/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
