@@ -219,7 +219,8 @@ var errNoH2 = errors.New("the server does not speak HTTP/2")
 // isNoH2 tells whether an error means that the server does not speak HTTP/2;
 // net/http has a hint for it, and no type.
 func isNoH2(err error) bool {
-	return errors.Is(err, errNoH2) || err != nil && strings.Contains(err.Error(), "looked like an HTTP/1.1 header")
+	return errors.Is(err, errNoH2) || err != nil && (strings.Contains(err.Error(), "looked like an HTTP/1.1 header") ||
+		strings.Contains(err.Error(), "client conn could not be established")) // the answer came before the question
 }
 
 // isUnprocessed tells whether the server cannot have begun to work on the

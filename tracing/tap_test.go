@@ -245,7 +245,11 @@ func TestABackendThatIsAwayCostsNoSpan(t *testing.T) {
 				t.Error("nothing is held")
 			}
 			second, _ := startBackend(t, grpcBack, addr)
-			within(t, "the rest", func() bool { n, _ := second.counts(); return n == 20*spansOfServe })
+			within(t, "the rest", func() bool { // and that it is taken is known
+				n, _ := second.counts()
+				held, _ := tap.Held()
+				return n == 20*spansOfServe && held == 0
+			})
 			n, most := second.counts()
 			held, lost := tap.Held()
 			if n != 20*spansOfServe || most != 1 || held != 0 || lost != 0 {

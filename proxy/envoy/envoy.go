@@ -56,6 +56,8 @@ type Server struct {
 	stop       chan struct{} // closed when endless streams are to end
 	wg         sync.WaitGroup
 	once       sync.Once
+	mu         sync.Mutex
+	ended      bool // nothing may join wg any more
 }
 
 // New opens the port that cfg names and joins the sidecar. Call it before
@@ -139,6 +141,20 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 
 // Serve serves until Shutdown.
 func (s *Server) Serve() error {
+	s.begin()
+	if err := s.grpc.Serve(s.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serving Envoys: %w", err)
+	}
+	return nil
+}
+
+// begin starts what runs beside the port, unless the end came first.
+func (s *Server) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return
+	}
 	s.wg.Go(func() { s.log.replay.run(s.background) })
 	if s.stats != nil {
 		s.wg.Go(func() { s.stats.run(s.background) })
@@ -146,10 +162,6 @@ func (s *Server) Serve() error {
 	if s.runtime != nil {
 		s.wg.Go(func() { s.runtime.run(s.background) })
 	}
-	if err := s.grpc.Serve(s.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		return fmt.Errorf("serving Envoys: %w", err)
-	}
-	return nil
 }
 
 // withdrawTime is how long Envoys have to confirm that they are on their own
@@ -160,6 +172,9 @@ const withdrawTime = time.Second
 // are under way end until ctx does.
 func (s *Server) Shutdown(ctx context.Context) (err error) {
 	s.once.Do(func() {
+		s.mu.Lock()
+		s.ended = true
+		s.mu.Unlock()
 		if s.runtime != nil {
 			withdraw, cancel := context.WithTimeout(ctx, withdrawTime)
 			s.runtime.withdraw(withdraw)
