@@ -230,6 +230,9 @@ func (w *Window) cutClass(c *class, now time.Time, all float64) Report {
 	c.past.addCurve(&c.subs, int64(now.Sub(w.epoch)-lag))
 	sums := c.subs.sums(r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag)
 	sums.report(&r)
+	if w.Late > 0 {
+		r.Parallel, c.past.parallel = 0, 0 // records that come late and in batches lie too coarsely in time to count executions at once
+	}
 	c.load, c.alone = c.subs.mean(r.Start.Sub(w.epoch)-lag, now.Sub(w.epoch)-lag, vLoad), alone
 	c.finish(&r, m)
 	return r
