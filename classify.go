@@ -177,7 +177,7 @@ func printVerdicts(w io.Writer, asJSON bool, verdicts []classifier.Verdict, chan
 		e := json.NewEncoder(w)
 		for _, v := range verdicts {
 			r := v.Report
-			err := e.Encode(verdictLine{v.Class, string(v.Cause), v.Rule, v.Confidence, v.Since, r.Requests, milliseconds(r.Mean), milliseconds(r.P95), r.Throughput,
+			err := e.Encode(verdictLine{v.Class, string(v.Cause), v.Rule, v.Confidence, v.Since, r.Requests, ms(r.Mean), ms(r.P95), r.Throughput,
 				append([]string{}, v.Evidence...), append([]string{}, v.Warnings...), v.Advice})
 			if err != nil {
 				return err
@@ -200,5 +200,3 @@ func printVerdicts(w io.Writer, asJSON bool, verdicts []classifier.Verdict, chan
 	_, err := io.WriteString(w, b.String())
 	return err
 }
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

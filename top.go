@@ -135,7 +135,7 @@ func sharesOf(s classifier.Shares) map[string]float64 {
 func classOf(v classifier.Verdict) classView {
 	r := v.Report
 	return classView{Class: v.Class, Cause: string(v.Cause), Confidence: v.Confidence, Since: v.Since, Requests: r.Requests,
-		Mean: milliseconds(r.Mean), P50: milliseconds(r.P50), P95: milliseconds(r.P95), Throughput: r.Throughput,
+		Mean: ms(r.Mean), P50: ms(r.P50), P95: ms(r.P95), Throughput: r.Throughput,
 		Shares: sharesOf(r.Shares), Tail: sharesOf(r.TailShares), Warnings: v.Warnings, Evidence: v.Evidence, Advice: v.Advice}
 }
 

@@ -23,8 +23,8 @@ type memory struct {
 
 // rest sums low-load requests of one length cell.
 type rest struct {
-	n, core, timed, server, service float64
-	parts                           parts
+	n, core, timed, service float64
+	parts                   parts
 }
 
 func (m *memory) addBaseline(l *life) {

@@ -18,8 +18,6 @@ type body struct {
 	length  int64 // bytes; -1: until the connection closes
 }
 
-func (b body) empty() bool { return !b.chunked && b.length == 0 }
-
 // errBadBody is the sender's fault: chunked coding that cannot be trusted.
 var errBadBody = errors.New("bad chunked coding")
 

@@ -45,8 +45,7 @@ type stream struct {
 
 	pass      Passage
 	grpc      bool
-	streaming bool // by its method
-	timeout   time.Duration
+	streaming bool        // by its method
 	deadline  *time.Timer // of grpc-timeout; nil: none
 	silence   *time.Timer // of response_timeout; nil: none
 	body      *requestBody

@@ -245,18 +245,6 @@ func (c *client) rest() string {
 	return string(b)
 }
 
-// dateless drops Date, which differs from run to run.
-func dateless(head string) string {
-	lines := strings.SplitAfter(head, "\r\n")
-	out := lines[:0]
-	for _, l := range lines {
-		if !strings.HasPrefix(strings.ToLower(l), "date:") {
-			out = append(out, l)
-		}
-	}
-	return strings.Join(out, "")
-}
-
 func testIngest(t *testing.T) *tracing.Ingest {
 	in, err := tracing.NewIngest(nil)
 	if err != nil {
